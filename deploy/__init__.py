@@ -1,0 +1,1 @@
+"""Starting and looking at gradsum's processes: launcher, status, doctor, benchmarks."""
