@@ -17,12 +17,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 120.0
 FILES = ("cli.py", "py.typed", "server/__init__.py", "proto/transport/__init__.py")
-    "cli.py",
-    "py.typed",
-    "server/__init__.py",
-    "proto/transport/__init__.py",
-    "deploy/launch.py",
-)
 JOB = """
 import torch, gradsum
 gradsum.init()
