@@ -1,0 +1,133 @@
+"""TransferQueue: the one place where outgoing bytes wait, on workers and servers alike.
+
+The most urgent slice whose destination has credit goes next; lower numbers are more urgent, ties go
+by arrival (ByteScheduler section 4, generalised to many destinations). Rules:
+
+* Credit is granted by the receiver in absolute offsets of this connection (F1): a frame may leave
+  while the bytes sent are below ``hold``. It may then exceed it by one frame, so a slice larger than
+  the window still travels.
+* A slice more urgent than everything in flight obeys only ``limit`` (F1).
+* An expired timer may send one frame beyond the grant (F3): ``force``.
+* Offsets count every byte handed to the connection, lost or not, and start anew with a generation.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Departure(NamedTuple, Generic[T]):
+    """A frame that may leave now, with the numbers its header carries."""
+
+    lane: int
+    item: T
+    offset: int
+    seq: int
+    generation: int
+
+
+class Lane(Generic[T]):
+    """What waits for one destination, and how far the destination lets us go."""
+
+    __slots__ = ("generation", "heap", "hold", "inflight", "limit", "sent", "seq")
+
+    def __init__(self, generation: int, window: int) -> None:
+        self.heap: list[tuple[int, int, int, T]] = []
+        self.restart(generation, window)
+
+    def restart(self, generation: int, window: int) -> None:
+        """Begin a new connection: nothing is in flight, the first window is free."""
+        self.generation = generation
+        self.sent = 0
+        self.seq = 0
+        self.hold = window
+        self.limit = window
+        self.inflight: deque[tuple[int, int]] = deque()
+
+    def ready(self) -> bool:
+        """Whether the head of this lane may leave."""
+        if not self.heap:
+            return False
+        if self.sent < self.hold:
+            return True
+        if self.sent >= self.limit:
+            return False
+        urgency = self.heap[0][0]
+        return all(urgency < other for _, other in self.inflight)
+
+    def depart(self, priority: int, nbytes: int) -> tuple[int, int]:
+        """Count a frame as sent; its end offset and sequence number."""
+        self.sent += nbytes
+        self.seq += 1
+        self.inflight.append((self.sent, priority))
+        return self.sent, self.seq
+
+
+class TransferQueue(Generic[T]):
+    """Slices of all destinations, by urgency and credit."""
+
+    __slots__ = ("_count", "_lanes")
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, Lane[T]] = {}
+        self._count = 0
+
+    def open(self, lane: int, generation: int, window: int) -> None:
+        """A connection to ``lane`` exists; what waits for it stays, what was in flight is gone."""
+        known = self._lanes.get(lane)
+        if known is None:
+            self._lanes[lane] = Lane(generation, window)
+        else:
+            known.restart(generation, window)
+
+    def push(self, lane: int, priority: int, nbytes: int, item: T) -> None:
+        """Queue an item of ``nbytes``; the lane must be open."""
+        self._count += 1
+        heapq.heappush(self._lanes[lane].heap, (priority, self._count, nbytes, item))
+
+    def grant(self, lane: int, generation: int, seen: int, hold: int, limit: int) -> None:
+        """The receiver has seen ``seen`` bytes and lets us go on to hold / limit.
+
+        Grants of an older generation are void; limits never shrink, holds may.
+        """
+        found = self._lanes.get(lane)
+        if found is None or found.generation != generation or limit < found.limit:
+            return
+        found.limit = limit
+        found.hold = min(hold, limit)
+        while found.inflight and found.inflight[0][0] <= seen:
+            found.inflight.popleft()
+
+    def pop(self) -> Departure[T] | None:
+        """The most urgent item that may leave, or None."""
+        best: tuple[int, int] | None = None
+        chosen = -1
+        for number, lane in self._lanes.items():
+            if lane.ready() and (best is None or lane.heap[0][:2] < best):
+                best = lane.heap[0][:2]
+                chosen = number
+        if best is None:
+            return None
+        found = self._lanes[chosen]
+        priority, _, nbytes, item = heapq.heappop(found.heap)
+        offset, seq = found.depart(priority, nbytes)
+        return Departure(chosen, item, offset, seq, found.generation)
+
+    def force(self, lane: int, priority: int, nbytes: int, item: T) -> Departure[T]:
+        """Send beyond the grant: a timer expired (F3)."""
+        found = self._lanes[lane]
+        offset, seq = found.depart(priority, nbytes)
+        return Departure(lane, item, offset, seq, found.generation)
+
+    def clear(self, lane: int) -> None:
+        """Forget what waits for a lane."""
+        if lane in self._lanes:
+            self._lanes[lane].heap.clear()
+
+    def waiting(self, lane: int) -> int:
+        """Items that wait for a lane."""
+        return len(self._lanes[lane].heap) if lane in self._lanes else 0
