@@ -35,7 +35,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/lint-imports --no-cache > $(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
 
 clean:
-	rm -rf $(VENV) build dist src/gradsum.egg-info
+	rm -rf $(VENV) build dist gradsum.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
