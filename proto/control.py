@@ -57,7 +57,7 @@ class Waiting(NamedTuple):
 class ServerInfo(NamedTuple):
     """One shard as the plan names it; weight is its share of the bytes, relative."""
 
-    index: int
+    number: int
     incarnation: int
     data: str
     control: str

@@ -1,6 +1,6 @@
 """The receiver's side of flow control: how far each sender may go (F1, F2).
 
-Inflow follows one connection. Skew holds a sender within ``slack`` bytes of the slowest one that was
+Inflow follows one connection. Skew holds a sender within ``slack`` bytes of the slowest that was
 active in the last 30 ms, and lets go by itself: a hint, never a condition for progress.
 """
 

@@ -4,8 +4,8 @@ The most urgent slice whose destination has credit goes next; lower numbers are 
 by arrival (ByteScheduler section 4, generalised to many destinations). Rules:
 
 * Credit is granted by the receiver in absolute offsets of this connection (F1): a frame may leave
-  while the bytes sent are below ``hold``. It may then exceed it by one frame, so a slice larger than
-  the window still travels.
+  while the bytes sent are below ``hold``. It may then exceed it by one frame, so a slice larger
+  than the window still travels.
 * A slice more urgent than everything in flight obeys only ``limit`` (F1).
 * An expired timer may send one frame beyond the grant (F3): ``force``.
 * Offsets count every byte handed to the connection, lost or not, and start anew with a generation.
@@ -33,7 +33,7 @@ class Departure(NamedTuple, Generic[T]):
 class Lane(Generic[T]):
     """What waits for one destination, and how far the destination lets us go."""
 
-    __slots__ = ("generation", "heap", "hold", "inflight", "limit", "sent", "seq")
+    __slots__ = ("generation", "heap", "hold", "inflight", "limit", "seen", "sent", "seq")
 
     def __init__(self, generation: int, window: int) -> None:
         self.heap: list[tuple[int, int, int, T]] = []
@@ -43,6 +43,7 @@ class Lane(Generic[T]):
         """Begin a new connection: nothing is in flight, the first window is free."""
         self.generation = generation
         self.sent = 0
+        self.seen = 0
         self.seq = 0
         self.hold = window
         self.limit = window
@@ -98,6 +99,7 @@ class TransferQueue(Generic[T]):
         if found is None or found.generation != generation or limit < found.limit:
             return
         found.limit = limit
+        found.seen = max(found.seen, seen)
         found.hold = min(hold, limit)
         while found.inflight and found.inflight[0][0] <= seen:
             found.inflight.popleft()
@@ -122,6 +124,10 @@ class TransferQueue(Generic[T]):
         found = self._lanes[lane]
         offset, seq = found.depart(priority, nbytes)
         return Departure(lane, item, offset, seq, found.generation)
+
+    def seen(self, lane: int) -> int:
+        """Bytes of this connection that the receiver has reported as arrived."""
+        return self._lanes[lane].seen
 
     def clear(self, lane: int) -> None:
         """Forget what waits for a lane."""

@@ -1,8 +1,9 @@
 """From tensors to slices: which bytes travel together, and which server adds them (E8, DESIGN 6).
 
-A unit is what travels as one stream of versions: one tensor, or a buffer of packed small ones. It is
-cut into slices of at most ``slice_bytes`` whole elements, and each slice is dealt to the server that
-is furthest behind its share, so that at every moment servers carry bytes in proportion to weight.
+A unit is what travels as one stream of versions: one tensor, or a buffer of packed small ones. It
+is cut into slices of at most ``slice_bytes`` whole elements, and each slice is dealt to the server
+that is furthest behind its share, so that at every moment servers carry bytes in proportion to
+their weights.
 
 The layout is a pure function of the plan and the table and is append-stable: new tensors never move
 old slices. Hence no slice table is ever sent; every process computes it.
@@ -22,7 +23,7 @@ from gradsum.scheduler.table import Table, TensorSpec
 class Slice(NamedTuple):
     """Bytes [offset, offset + length) of a unit, added by the server at ``server`` in the plan."""
 
-    index: int
+    number: int
     offset: int
     length: int
     server: int
@@ -137,9 +138,9 @@ class Layout:
         """Whole elements, at least one a slice; a tensor without elements is one empty slice."""
         step = max(self._slice_bytes // element, 1) * element
         slices: list[Slice] = []
-        for index, offset in enumerate(range(0, max(nbytes, 1), step)):
+        for number, offset in enumerate(range(0, max(nbytes, 1), step)):
             length = min(step, nbytes - offset)
-            slices.append(Slice(index, offset, length, self._deal(length)))
+            slices.append(Slice(number, offset, length, self._deal(length)))
         return tuple(slices)
 
     def _deal(self, length: int) -> int:

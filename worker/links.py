@@ -1,0 +1,191 @@
+"""Links: the worker's view of its connection to each server. No I/O.
+
+Each link has a generation (ours, new per connection), the credit we grant for sums, the pushes in
+flight by sequence number, and the records that wait for the next envelope. Until the server says
+Attached, Attach is repeated; heartbeats repeat the grant (F1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from gradsum.proto import peer
+from gradsum.scheduler.credit import Inflow
+from gradsum.scheduler.plan import Plan
+from gradsum.worker.rounds import Flight, RoundTrip
+
+REORDER: Final = 3
+"""A push is lost when one sent this many later has its receipt (links are FIFO, but be careful)."""
+
+
+class Link:
+    """One server."""
+
+    __slots__ = ("attached", "flights", "generation", "heard", "inflow", "next_ping", "outbox",
+                 "rtt", "since", "standing", "strange")  # fmt: skip
+
+    def __init__(self, now: float) -> None:
+        self.generation = 0
+        self.attached = False
+        self.strange = False
+        self.standing = False
+        self.since = now
+        self.heard = now
+        self.next_ping = now
+        self.rtt = RoundTrip()
+        self.inflow = Inflow(0, 1)
+        self.flights: dict[int, Flight] = {}
+        self.outbox: list[Any] = []
+
+
+class Links:
+    """All servers of the plan, by their place in it."""
+
+    __slots__ = ("_heartbeat", "_joined", "_links", "_token", "_window", "plan")
+
+    def __init__(self, token: bytes, window: int, heartbeat: float) -> None:
+        self._token = token
+        self._window = window
+        self._heartbeat = heartbeat
+        self._links: dict[int, Link] = {}
+        self._joined = False
+        self.plan: Plan | None = None
+
+    def adopt(self, plan: Plan, rank: int, incarnation: int) -> None:
+        """A new plan: pushes in flight of the old one are void; connections stay."""
+        self.plan = plan
+        for link in self._links.values():
+            link.flights.clear()
+            link.standing = False
+
+    def connected(self, server: int, generation: int, now: float) -> list[Flight]:
+        """Sockets exist; returns the flights that the old connection has lost."""
+        link = self._links.setdefault(server, Link(now))
+        lost = list(link.flights.values())
+        link.flights.clear()
+        link.generation = generation
+        link.attached = False
+        link.strange = False
+        link.standing = False
+        link.since = now
+        link.heard = now
+        link.next_ping = now + self._heartbeat
+        link.inflow = Inflow(generation, self._window)
+        link.outbox = [peer.Attach(self._token), peer.Credit(*link.inflow.grant())]
+        return lost
+
+    def generation(self, server: int) -> int:
+        """Our current connection generation to a server."""
+        return self._links[server].generation
+
+    def attached(self, server: int, generation: int) -> None:
+        """The server has bound our connections; news of an older generation says nothing."""
+        link = self._links[server]
+        if generation == link.generation:
+            link.attached = True
+
+    def strange(self, server: int) -> bool:
+        """The server does not know us; True when that asks for a new connection."""
+        link = self._links[server]
+        if not link.attached or link.strange:
+            return False
+        link.strange = True
+        return True
+
+    def heard(self, server: int, now: float) -> None:
+        """Anything arrived on the control connection."""
+        self._links[server].heard = now
+
+    def silent(self, now: float, limit: float) -> list[tuple[int, float, bool]]:
+        """Servers not heard of for ``limit`` seconds: index, seconds, whether ever attached."""
+        return [
+            (server, now - link.heard, link.attached)
+            for server, link in self._links.items()
+            if now - link.heard > limit
+        ]
+
+    def tell(self, server: int, record: Any) -> None:
+        """Queue a record for the next envelope."""
+        self._links[server].outbox.append(record)
+
+    def sent(self, server: int, seq: int, flight: Flight) -> None:
+        """A push is on its way."""
+        self._links[server].flights[seq] = flight
+
+    def settle(self, server: int, seq: int) -> None:
+        """The fate of a push is known."""
+        self._links[server].flights.pop(seq, None)
+
+    def overtaken(self, server: int, seq: int) -> list[Flight]:
+        """Pushes that must be lost, since a later one has its receipt (F3)."""
+        flights = self._links[server].flights
+        late = [number for number in flights if number + REORDER <= seq]
+        return [flights.pop(number) for number in late]
+
+    def measured(self, server: int, seconds: float) -> None:
+        """A round trip from push to receipt."""
+        self._links[server].rtt.sample(seconds)
+
+    def timeout(self, server: int) -> float:
+        """Seconds until a push is repeated."""
+        return self._links[server].rtt.timeout
+
+    def arrived(self, server: int, generation: int, offset: int, now: float) -> bool:
+        """A sum frame came in; False when it belongs to an older connection."""
+        inflow = self._links[server].inflow
+        if inflow.generation != generation:
+            return False
+        inflow.arrived(offset, now)
+        return True
+
+    def join(self) -> None:
+        """Repeat Standing until every server has seen it (E7)."""
+        self._joined = True
+        for link in self._links.values():
+            link.next_ping = 0.0
+
+    def standing_seen(self, server: int) -> None:
+        """A server knows that we have joined."""
+        self._links[server].standing = True
+
+    def joined_everywhere(self) -> bool:
+        """Whether every server knows that we have joined."""
+        return self._joined and all(link.standing for link in self._links.values())
+
+    def stale(self, now: float) -> Iterable[int]:
+        """Servers that have not answered Attach for a heartbeat: attach again."""
+        return [
+            server
+            for server, link in self._links.items()
+            if not link.attached and now >= link.next_ping
+        ]
+
+    def next_deadline(self) -> float:
+        """When the next heartbeat is due."""
+        return min((link.next_ping for link in self._links.values()), default=float("inf"))
+
+    def drain(self, now: float) -> dict[int, list[Any]]:
+        """Records per server, with grants that are news and heartbeats that are due."""
+        out: dict[int, list[Any]] = {}
+        for server, link in self._links.items():
+            if now >= link.next_ping:
+                self._beat(link, now)
+            elif link.attached:
+                grant = link.inflow.grant()
+                if link.inflow.news(grant):
+                    link.inflow.told = grant
+                    link.outbox.append(peer.Credit(*grant))
+            if link.outbox:
+                out[server] = link.outbox
+                link.outbox = []
+        return out
+
+    def _beat(self, link: Link, now: float) -> None:
+        link.next_ping = now + self._heartbeat
+        if not link.attached:
+            link.outbox.append(peer.Attach(self._token))
+        link.inflow.told = link.inflow.grant()
+        link.outbox += [peer.Ping(), peer.Credit(*link.inflow.told)]
+        if self._joined and not link.standing:
+            link.outbox.append(peer.Standing())
