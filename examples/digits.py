@@ -99,13 +99,12 @@ def train(args: argparse.Namespace, data: Data) -> nn.Module:
         build_optimizer(model), named_parameters=model.named_parameters()
     )
     steps = args.epochs * steps_per_epoch(size)
-    with tqdm(total=steps, desc="training", unit="step", disable=rank != 0) as bar:
+    with tqdm(total=steps, desc="training", disable=rank != 0) as bar:
         for shards in batches(args.epochs, args.seed, size):
             optimizer.zero_grad()
             loss = loss_of(model, data, shards[rank])
             loss.backward()  # gradients start to travel while this is still running
             optimizer.step()  # waits for the averages
-            bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
             bar.update()
     gradsum.assert_in_sync(model)  # raises on every rank if a single bit differs between ranks
     return model
