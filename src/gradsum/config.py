@@ -14,7 +14,6 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gradsum.errors import ConfigError
@@ -104,15 +103,13 @@ class Settings:
         "INFO", choice("DEBUG", "INFO", "WARNING", "ERROR"), "least severe message that is logged"
     )
     log_format: str = _option("text", choice("text", "json"), "of the log")
-    origins: Mapping[str, str] = field(
-        default_factory=lambda: MappingProxyType({}), repr=False, compare=False
-    )
+    origins: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
     unknown: tuple[str, ...] = field(default=(), repr=False, compare=False)
     """GRADSUM_ variables that mean nothing here: most likely misspelt."""
 
     def origin(self, name: str) -> str:
         """Where the value came from: ``flag --slice-bytes``, ``RANK``, ``gradsum.toml``, ..."""
-        return self.origins.get(name, "default")
+        return dict(self.origins).get(name, "default")
 
     def table(self) -> list[tuple[str, Any, str, str]]:
         """(name, value, origin, doc) of every setting."""
@@ -153,7 +150,7 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], file: Path | None = N
         if found is not None:
             origins[option.name] = found[0]
             values[option.name] = _parse(option, *found)
-    settings = Settings(**values, origins=MappingProxyType(origins), unknown=_unknown(env))
+    settings = Settings(**values, origins=tuple(origins.items()), unknown=_unknown(env))
     _check_together(settings)
     return settings
 
