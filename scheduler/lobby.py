@@ -1,0 +1,79 @@
+"""Those who wait: members until the job is complete, and processes that cannot be let in yet.
+
+Rules: whoever waits is told at once and every two seconds for whom; the log says each change once.
+The start has a deadline, counted from the job's first worker.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gradsum.errors import StallTimeout
+from gradsum.proto.control import Hello, Refusal, Waiting
+from gradsum.scheduler.job import Config
+from gradsum.scheduler.membership import Membership
+from gradsum.scheduler.post import Post
+
+MAX_LATER: Final = 4096
+
+
+class Lobby:
+    """Announcements before a job runs, and Hellos that are offered again later."""
+
+    __slots__ = ("_config", "_deadline", "_last", "_later", "_members", "_post", "_repeat")
+
+    def __init__(self, config: Config, members: Membership, post: Post) -> None:
+        self._config = config
+        self._members = members
+        self._post = post
+        self._later: dict[bytes, Hello] = {}
+        self._last = ""
+        self._repeat = 0.0
+        self._deadline = 0.0
+
+    def open(self, now: float) -> None:
+        """A job waits for its members from now on."""
+        self._deadline = now + self._config.start_timeout
+        self._repeat = now
+        self._last = ""
+
+    @property
+    def text(self) -> str:
+        """What is awaited and who is here."""
+        return f"waiting for {self._members.missing()}"
+
+    def announce(self, now: float) -> StallTimeout | None:
+        """Tell everybody who is missing when it is time; the error when the deadline has passed."""
+        if now >= self._deadline:
+            limit = self._config.start_timeout
+            return StallTimeout(
+                f"the job did not start within {limit:g} s: {self.text}",
+                hint="start what is missing, or raise start_timeout",
+            )
+        if now >= self._repeat:
+            self._repeat = now + self._config.waiting_every
+            self._post.workers(Waiting(self.text))
+            self._post.servers(Waiting(self.text))
+            if self.text != self._last:
+                self._last = self.text
+                self._post.log("info", self.text)
+        return None
+
+    def postpone(self, peer: bytes, hello: Hello) -> None:
+        """Keep a Hello that cannot be decided before the running job has ended."""
+        if peer not in self._later:
+            if len(self._later) >= MAX_LATER:
+                self._post.peer(peer, Refusal("too many processes wait for a job", "try later"))
+                return
+            text = f"job {self._members.job!r} is ending; waiting for the next one to begin"
+            self._post.peer(peer, Waiting(text))
+        self._later[peer] = hello
+
+    def forget(self, peer: bytes) -> None:
+        """This one waits no longer."""
+        self._later.pop(peer, None)
+
+    @property
+    def later(self) -> list[tuple[bytes, Hello]]:
+        """The Hellos to offer again."""
+        return list(self._later.items())
