@@ -1,0 +1,272 @@
+"""The gradients of one wrapped optimizer: when they leave, and what the end of a window does.
+
+Rules: a gradient leaves in the hook that completes it, or at the end of the window; what did not
+fire is ABSENT (V5); gradients set by hand count as fired; a gradient whose sum is on the way is not
+touched (V4). All tensors of an optimizer share one packing group and one window number (V1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from gradsum.errors import UsageError
+from gradsum.scheduler.policy import Policy
+from gradsum.worker.client import Client
+from gradsum.worker.compression import Compressor
+from gradsum.worker.naming import Naming
+from gradsum.worker.order import ForwardOrder
+from gradsum.worker.rounds import Sink
+from gradsum.worker.sinks import Discard, TensorSink
+from gradsum.worker.slots import Round, Slot
+from gradsum.worker.tensors import SUMMED, Watch, dtype_name, source_bytes, spec_of
+from gradsum.worker.window import Lesson, Verdict, Window
+
+
+class Gradients:
+    """All gradients of one optimizer. Raises what ended a round; waits obey stall_timeout."""
+
+    def __init__(
+        self,
+        client: Client,
+        naming: Naming,
+        compressor: Compressor,
+        passes: int,
+        model: torch.nn.Module | None,
+    ) -> None:
+        self._session = client.session
+        self._naming = naming
+        self._compressor = compressor
+        self._order = ForwardOrder(model) if model is not None else None
+        self._window = Window(passes)
+        self._slots: list[Slot] = []
+        self._index: dict[str, int] = {}
+        self._urgency: dict[int, int] = {}
+        self._flight: list[Round] = []
+        self._held = 0
+        self.group = client.session.next_group()
+
+    # -- parameters --------------------------------------------------------------------------
+
+    def adopt(self, groups: list[dict[str, Any]]) -> None:
+        """Register parameters that are new in ``groups`` and hook those that need a gradient now.
+
+        Frozen ones take part as ABSENT (V3). A parameter in another's place takes its key (C68).
+        """
+        fresh = [(n, p) for n, p in self._naming.fresh(groups) if p.dtype in SUMMED]
+        policy = Policy(pack=self.group)
+        specs = [
+            spec_of(f"{self.group}/{name}", p, policy, self._window.version, self._wire(p))
+            for name, p in fresh
+        ]
+        new = [spec for spec in specs if spec.name not in self._index]
+        part = self.group if not self._slots else f"{self.group}+{len(self._slots)}"
+        keys = dict(
+            zip((s.name for s in new), self._session.register(new, part), strict=True)
+            if new
+            else ()
+        )
+        for spec, (_, parameter) in zip(specs, fresh, strict=True):
+            if spec.name in keys:
+                self._index[spec.name] = len(self._slots)
+                self._slots.append(Slot(parameter, spec, keys[spec.name]))
+            else:
+                self._replace(self._slots[self._index[spec.name]], parameter, spec.shape)
+        self._window.grow(len(new))
+        self._hook()
+
+    def _replace(self, slot: Slot, parameter: torch.Tensor, shape: tuple[int, ...]) -> None:
+        if shape != slot.spec.shape or SUMMED[parameter.dtype][0] != slot.spec.dtype:
+            raise UsageError(
+                f"parameter {slot.spec.name!r} was replaced by one of another shape or dtype",
+                tensor=slot.spec.name,
+                hint="make a new optimizer and wrap it",
+            )
+        slot.unhook()
+        slot.parameter = parameter
+
+    def _wire(self, parameter: torch.Tensor) -> str | None:
+        wire = self._compressor.wire_for(parameter)
+        return dtype_name(wire) if wire is not None else None
+
+    def _hook(self) -> None:
+        myself = weakref.ref(self)
+        for index, slot in enumerate(self._slots):
+            slot.hook(partial(_guarded, myself, index), partial(_fired, myself, index))
+
+    # -- backward ----------------------------------------------------------------------------
+
+    def guard(self, index: int) -> None:
+        """Before accumulation: UsageError if the gradient is on its way already (V4)."""
+        if self._window.is_sent(index):
+            name = self._slots[index].spec.name
+            raise UsageError(
+                f"a further backward pass reached {name!r}, whose gradient is on its way already",
+                tensor=name,
+                hint="pass backward_passes_per_step=N for N backward passes before each step(), "
+                "call optimizer.zero_grad() to throw gradients away, "
+                "or use optimizer.no_sync() around all but the last",
+            )
+
+    def fired(self, index: int) -> None:
+        """After accumulation: push the gradient if it is complete."""
+        if self._window.fire(index, held=self._held > 0):
+            self._check(index)
+            self._push(index, self._window.version)
+            self._window.sent(index)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients that are accumulated inside stay here, whenever the block was entered."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+    # -- the end of a window -----------------------------------------------------------------
+
+    @property
+    def touched(self) -> bool:
+        """Whether a hook fired since the last close."""
+        return self._window.touched
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether the window was closed and no hook fired since."""
+        return self._window.synchronized
+
+    def close(self, groups: list[dict[str, Any]]) -> None:
+        """End the window and wait for its sums: gradients are means over the ranks afterwards."""
+        self._session.check()
+        self.adopt(groups)
+        self._naming.require_current()
+        push = self._complete()
+        lesson = self._window.lesson()
+        verdict = self._window.close(push)
+        for index in verdict.push:
+            self._push(index, verdict.version)
+        self._declare_absent(verdict, wanted=True)
+        self._study(lesson)
+        for round_ in self._landed():
+            if round_.wait():
+                round_.finish()
+        self.remember()
+
+    def _complete(self) -> list[int]:
+        """What is to leave at the end of the window, checked: no error comes after the first."""
+        by_hand = [i for i, slot in enumerate(self._slots) if slot.by_hand()]
+        push = [i for i in self._window.unsent(by_hand) if self._slots[i].has_grad()]
+        for index in push:
+            self._check(index)
+        return push
+
+    def discard(self, groups: list[dict[str, Any]]) -> None:
+        """``zero_grad``: end a window in which a hook fired, and throw its sums away (V1)."""
+        if self._window.touched:
+            self._session.check()
+            self.adopt(groups)
+            lesson = self._window.lesson()
+            self._declare_absent(self._window.close([]), wanted=False)
+            self._study(lesson)
+            for round_ in self._landed():
+                if round_.pushed:
+                    round_.wait()
+        self._window.synchronized = False
+
+    def stepped(self) -> None:
+        """``step`` is over: the next one closes its own window."""
+        self._window.synchronized = False
+        self.remember()
+        self._session.mark_step()
+
+    def remember(self) -> None:
+        """Gradients as they are now are old."""
+        for slot in self._slots:
+            slot.remember()
+
+    def relearn(self, passes: int) -> None:
+        """Another number of backward passes per step, from the next window on."""
+        if self._window.touched:
+            raise UsageError(
+                "backward_passes_per_step cannot change between backward() and step()",
+                hint="call it right after step()",
+            )
+        self._window.relearn(passes)
+
+    # -- rounds ------------------------------------------------------------------------------
+
+    def _check(self, index: int) -> None:
+        if self._session.settings.nan_guard:
+            self._slots[index].require_finite(self._session.rank)
+
+    def _push(self, index: int, version: int) -> None:
+        slot = self._slots[index]
+        grad = slot.dense_grad()
+        sink = TensorSink(grad, slot.spec.wire, average=True)
+        watch = Watch(grad)
+        source = source_bytes(grad, slot.spec)
+        self._submit(index, version, source, sink, watch)
+
+    def _declare_absent(self, verdict: Verdict, *, wanted: bool) -> None:
+        for index in verdict.absent:
+            slot = self._slots[index]
+            sink = TensorSink(slot.empty_grad, slot.spec.wire, average=True) if wanted else None
+            self._submit(index, verdict.version, None, sink, None)
+
+    def _submit(
+        self,
+        index: int,
+        version: int,
+        source: memoryview | None,
+        sink: TensorSink | None,
+        watch: Watch | None,
+    ) -> None:
+        slot = self._slots[index]
+        taker: Sink = sink or Discard()
+        urgency = self._urgency.get(index, index)
+        handle = self._session.submit(slot.key, version, source, taker, urgency)
+        self._flight.append(Round(slot, handle, sink, watch))
+
+    def _landed(self) -> list[Round]:
+        rounds, self._flight = self._flight, []
+        return rounds
+
+    # -- what window 1 teaches ---------------------------------------------------------------
+
+    def _study(self, lesson: Lesson | None) -> None:
+        if lesson is not None:
+            keys = [slot.key for slot in self._slots]
+            counts = {keys[i]: count for i, count in lesson.counts.items()}
+            self._session.report_window(self.group, counts, [keys[i] for i in lesson.order])
+            self._urgency = self._urgencies(lesson.order)
+        elif self._window.untaught:
+            merged = self._session.firings(self.group)
+            if merged is not None:
+                here = {slot.key: i for i, slot in enumerate(self._slots)}
+                self._window.learn({here[key]: n for key, n in merged.items() if key in here})
+
+    def _urgencies(self, ready: list[int]) -> dict[int, int]:
+        """Forward order if a model taught it, else the reverse of the hooks' order."""
+        if self._order is None:
+            return {index: place for place, index in enumerate(reversed(ready))}
+        self._order.end()
+        places = [self._order.position(slot.parameter) for slot in self._slots]
+        return {i: len(places) if place is None else place for i, place in enumerate(places)}
+
+
+def _guarded(gradients: weakref.ref[Gradients], index: int) -> None:
+    alive = gradients()
+    if alive is not None:
+        alive.guard(index)
+
+
+def _fired(gradients: weakref.ref[Gradients], index: int) -> None:
+    alive = gradients()
+    if alive is not None:
+        alive.fired(index)

@@ -1,0 +1,177 @@
+"""DistributedOptimizer: the given optimizer, whose step() uses the mean of all ranks' gradients.
+
+The optimizer stays the object it was: its class becomes a subclass of itself, so isinstance checks,
+schedulers made before or after, param_groups, state and state_dict are the inner optimizer's own
+(C05, C56). Two traps are handled here. A scheduler made before wrapping has put its own ``step`` on
+the instance, which would bypass ours. And GradScaler looks for infinities in ``param_groups``
+before it steps: reading the list from there synchronizes first, so that all ranks see the same mean
+and agree about skipping (C02).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+import torch
+
+from gradsum.errors import NotBuilt, UsageError
+from gradsum.worker.client import Client
+from gradsum.worker.compression import Compressor, require_compressor
+from gradsum.worker.gradients import Gradients
+from gradsum.worker.naming import Naming
+
+_SCALER = "torch.amp.grad_scaler"
+
+
+class Distributed(torch.optim.Optimizer):
+    """What wrapping adds to an optimizer's class."""
+
+    _gradients: Gradients
+    _inner_step: Callable[..., Any] | None
+    _skipping: bool
+    _opt_called: bool
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's list. Read by a GradScaler, it holds summed gradients."""
+        if sys._getframe(1).f_globals.get("__name__") == _SCALER:
+            self._synchronize_once()
+        return cast(list[dict[str, Any]], self.__dict__["param_groups"])
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Wait for the mean gradients, then make the inner optimizer's step.
+
+        With a closure: its gradients are summed after each call of it, its loss stays local (C95).
+        """
+        self._opt_called = True
+        inner = self._inner_step or super().step
+        if closure is not None:
+            result = inner(self._summing(closure), *args, **kwargs)
+        else:
+            if not self._skipping:
+                self._synchronize_once()
+            elif self._gradients.touched:
+                raise UsageError(
+                    "step() inside skip_synchronize(), but gradients are not summed",
+                    hint="call optimizer.synchronize() after backward(), before step()",
+                )
+            result = inner(*args, **kwargs)
+        self._gradients.stepped()
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined]  # the inner step runs the step hooks
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # step sets _opt_called itself
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; those of a backward without step() are thrown away (C25)."""
+        self._gradients.discard(self.__dict__["param_groups"])
+        super().zero_grad(set_to_none)
+        self._gradients.remember()
+
+    def synchronize(self) -> None:
+        """End the window: wait until every gradient is the mean over the ranks."""
+        self._gradients.close(self.__dict__["param_groups"])
+
+    def flush(self) -> None:
+        """End the window if a hook fired since the last close."""
+        if self._gradients.touched:
+            self.synchronize()
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """``step()`` inside does not synchronize: for use after ``synchronize()``."""
+        self._skipping = True
+        try:
+            yield
+        finally:
+            self._skipping = False
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients accumulated inside are not pushed yet. What counts is where backward() runs."""
+        with self._gradients.no_sync():
+            yield
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Another number of backward passes per step(); the next window is learnt anew."""
+        self._gradients.relearn(_require_passes(passes))
+
+    def _synchronize_once(self) -> None:
+        if not self._gradients.synchronized:
+            self.synchronize()
+
+    def _summing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            loss = closure()
+            self.synchronize()
+            return loss
+
+        return call
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are plain optimizers: a copy is no member of the job."""
+        return copyreg.__newobj__, (type(self).__mro__[2],), self.__getstate__()  # type: ignore[attr-defined]
+
+
+def wrap(
+    client: Client,
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Compressor | None = None,
+    backward_passes_per_step: int = 1,
+    *,
+    model: torch.nn.Module | None = None,
+    cross_barrier: bool = False,
+) -> Distributed:
+    """Make ``optimizer`` a Distributed one, in place. Blocks until every rank has wrapped it."""
+    client.session.check()
+    _require_wrappable(optimizer, cross_barrier)
+    compressor = require_compressor(compression)
+    passes = _require_passes(backward_passes_per_step)
+    naming = Naming(optimizer.param_groups, named_parameters, model)
+    gradients = Gradients(client, naming, compressor, passes, model)
+    gradients.adopt(optimizer.param_groups)
+    base = type(optimizer)
+    body = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+    }
+    patched = optimizer.__dict__.pop("step", None)
+    if hasattr(patched, "_wrapped_by_lr_sched"):
+        patched = None
+    optimizer.__class__ = type(base.__name__, (Distributed, base), body)
+    wrapped = cast(Distributed, optimizer)
+    wrapped._gradients = gradients
+    wrapped._inner_step = patched
+    wrapped._skipping = False
+    client.keep(wrapped)
+    return wrapped
+
+
+def _require_wrappable(optimizer: object, cross_barrier: bool) -> None:
+    if isinstance(optimizer, Distributed):
+        raise UsageError("the optimizer is wrapped already", hint="wrap each optimizer once")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            "LBFGS cannot be distributed: its line search decides by each rank's own loss, so "
+            "ranks would make different numbers of steps; use SGD or Adam"
+        )
+    if cross_barrier:
+        raise NotBuilt("cross_barrier=True is not built yet", hint="leave cross_barrier=False")
+
+
+def _require_passes(passes: object) -> int:
+    if not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"backward_passes_per_step={passes!r}: a whole number from 1 on")
+    return passes
