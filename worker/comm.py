@@ -1,0 +1,364 @@
+"""Comm: the one thread that owns every socket of a worker (DESIGN 7).
+
+It sleeps in poll until a socket, the wake-up descriptor or a timer wants it, feeds events to the
+core and to membership, and carries out their actions. Other threads hand work over by ``post`` and
+never touch a socket. Whatever ends this thread settles everything that anybody waits for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import zmq
+
+from gradsum.errors import GradsumError, ProtocolError, Unreachable
+from gradsum.proto import data, peer
+from gradsum.proto.address import Address
+from gradsum.proto.control import CONTROL, AtFence, FenceAck
+from gradsum.proto.limits import PROTOCOL
+from gradsum.proto.transport.sockets import CONTROL_LIMIT, connect_dealer, new_context
+from gradsum.scheduler.plan import Plan
+from gradsum.worker import core as protocol
+from gradsum.worker import membership as news
+from gradsum.worker.connection import Connection
+from gradsum.worker.core import Core
+from gradsum.worker.handle import Ticket, lacking
+from gradsum.worker.membership import Membership
+from gradsum.worker.rounds import Op
+
+if TYPE_CHECKING:
+    from gradsum.worker.session import Session
+
+BATCH: Final = 32
+"""Data frames taken from one server before the others have their turn."""
+
+FENCE_REPEAT: Final = 1.0
+LINGER: Final = 1_000
+
+Condition = Callable[[Core], bool]
+
+log = logging.getLogger("gradsum.worker")
+
+
+class Comm(threading.Thread):
+    """Runs until ``stop``; daemon, so a script that forgets shutdown still ends."""
+
+    def __init__(self, session: Session, membership: Membership, address: Address) -> None:
+        super().__init__(name="gradsum-comm", daemon=True)
+        self.core: Core | None = None
+        self._session = session
+        self._settings = session.settings
+        self._membership = membership
+        self._address = address
+        self._inbox: deque[Callable[[float], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+        self._context = new_context()
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake, zmq.POLLIN)
+        self._coordinator: Any = None
+        self._connections: dict[int, Connection] = {}
+        self._watches: list[tuple[Condition, Ticket]] = []
+        self._fence_due = float("inf")
+        self._next_look = 0.0
+        self._next_warning = 0.0
+
+    # -- for other threads --------------------------------------------------------------------
+
+    def post(self, work: Callable[[float], None]) -> None:
+        """Have ``work(now)`` run on this thread soon."""
+        self._inbox.append(work)
+        os.eventfd_write(self._wake, 1)
+
+    def submit(self, op: Op) -> None:
+        """Hand an operation to the core."""
+        self.post(lambda now: self.feed(protocol.Submit(op), now))
+
+    def watch(self, condition: Condition, ticket: Ticket) -> None:
+        """Resolve the ticket once ``condition(core)`` holds."""
+        self.post(lambda now: self._watches.append((condition, ticket)))
+
+    def stop(self) -> None:
+        """End the thread after what is queued."""
+        self.post(self._stop)
+
+    def _stop(self, now: float) -> None:
+        self._stopping = True
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Thread body."""
+        try:
+            self._coordinator = connect_dealer(
+                self._context, self._address, max_message=CONTROL_LIMIT,
+                heartbeat=self._settings.suspect,
+            )  # fmt: skip
+            self._poller.register(self._coordinator, zmq.POLLIN)
+            self._membership.start(time.monotonic())
+            while not self._stopping:
+                self._turn()
+        except GradsumError as error:
+            self._session.fail(error)
+        except Exception as error:  # whatever it is, nobody may wait for ever
+            log.exception("the comm thread ended")
+            self._session.fail(ProtocolError(f"gradsum's comm thread ended: {error!r}"))
+        finally:
+            self._close()
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        self._flush(now)
+        events = dict(self._poller.poll(self._patience(now)))
+        now = time.monotonic()
+        if self._wake in events:
+            os.eventfd_read(self._wake)
+        while self._inbox:
+            self._inbox.popleft()(now)
+        if self._coordinator in events:
+            self._hear_coordinator(now)
+        for connection in list(self._connections.values()):
+            if connection.control in events:
+                self._hear(connection, now)
+            if connection.data in events:
+                self._receive(connection, now)
+        self._tick(now)
+        self._check_watches()
+
+    def _check_watches(self) -> None:
+        core = self.core
+        for watch in list(self._watches):
+            condition, ticket = watch
+            if ticket.done() or (core is not None and condition(core)):
+                ticket.resolve(None)
+                self._watches.remove(watch)
+
+    def _patience(self, now: float) -> int:
+        due = min(self._membership.next_deadline(), self._fence_due, self._next_look)
+        if self.core is not None:
+            due = min(due, self.core.next_deadline())
+        return max(0, min(int((due - now) * 1000) + 1, 1_000))
+
+    def _tick(self, now: float) -> None:
+        core = self.core
+        if core is not None and now >= core.next_deadline():
+            self.feed(protocol.Tick(), now)
+        if now >= self._membership.next_deadline():
+            table, digest = (0, b"") if core is None else (len(core.table), core.table.digest)
+            self._membership.tick(
+                now, self._session.step, table, digest, self._session.idle_for(now),
+                self._session.info(),
+            )  # fmt: skip
+            self._take_news(now)
+        if now >= self._fence_due or (core is not None and self._session.at_fence()):
+            self._at_fence(now)
+        if now >= self._next_look:
+            self._next_look = now + 0.5
+            self._look(now)
+
+    def _flush(self, now: float) -> None:
+        for message in self._membership.outbox:
+            self._coordinator.send(CONTROL.encode(message))
+        self._membership.outbox.clear()
+        core = self.core
+        if core is None or core.plan is None:
+            return
+        for server, records in core.drain(now).items():
+            connection = self._connections[server]
+            connection.tell(
+                peer.Envelope(
+                    PROTOCOL, core.plan.job, core.plan.epoch, core.rank, core.incarnation,
+                    connection.info.incarnation, connection.generation, tuple(records),
+                )
+            )  # fmt: skip
+
+    # -- servers ------------------------------------------------------------------------------
+
+    def _hear(self, connection: Connection, now: float) -> None:
+        while (envelope := connection.hear()) is not None:
+            self.feed(
+                protocol.Records(
+                    connection.info.number, envelope.epoch, envelope.server_incarnation,
+                    envelope.records,
+                ), now,
+            )  # fmt: skip
+
+    def _receive(self, connection: Connection, now: float) -> None:
+        for _ in range(BATCH):
+            received = connection.receive()
+            if received is None:
+                return
+            self.feed(protocol.SumFrame(connection.info.number, *received), now)
+
+    def feed(self, event: Any, now: float) -> None:
+        """Give the core an event and carry out its actions."""
+        if self.core is None:
+            raise ProtocolError("no plan yet")
+        for action in self.core.step(event, now):
+            self._carry_out(action, now)
+
+    def _carry_out(self, action: protocol.Action, now: float) -> None:
+        match action:
+            case protocol.SendPush():
+                self._connections[action.server].send(action.header, action.payload)
+            case protocol.Deliver():
+                action.sink.write(
+                    action.offset, action.payload, action.members, action.exponent
+                )
+            case protocol.Complete():
+                action.op.handle.finish()
+            case protocol.Fail():
+                action.op.handle.finish(action.error)
+            case protocol.SendAttach():
+                self._attach(action.server)
+            case protocol.Reconnect():
+                self._reconnect(self._connections[action.server], now)
+            case protocol.FetchPlan():
+                self._membership.fetch(action.start, now)
+
+    def _attach(self, server: int) -> None:
+        core, welcome = self.core, self._membership.welcome
+        if core is None or core.plan is None or welcome is None:
+            return
+        connection = self._connections[server]
+        connection.send(
+            data.attach(
+                core.plan.job, core.plan.epoch, core.rank, core.incarnation,
+                connection.generation, welcome.token,
+            ), None,
+        )  # fmt: skip
+
+    def _reconnect(self, connection: Connection, now: float) -> None:
+        if connection.data is not None:
+            self._poller.unregister(connection.data)
+            self._poller.unregister(connection.control)
+        generation = connection.renew()
+        self._poller.register(connection.data, zmq.POLLIN)
+        self._poller.register(connection.control, zmq.POLLIN)
+        self.feed(protocol.Connected(connection.info.number, generation), now)
+
+    # -- the coordinator ----------------------------------------------------------------------
+
+    def _hear_coordinator(self, now: float) -> None:
+        while True:
+            try:
+                raw = self._coordinator.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            table = 0 if self.core is None else len(self.core.table)
+            self._membership.received(
+                CONTROL.decode(raw), table, self._session.fence_number(), now
+            )
+            self._take_news(now)
+
+    def _take_news(self, now: float) -> None:
+        pending, self._membership.news = self._membership.news, []
+        for item in pending:
+            match item:
+                case news.PlanNews():
+                    self._adopt(item, now)
+                case news.TableNews():
+                    self._core()
+                    self.feed(protocol.Extend(item.start, item.specs), now)
+                case news.FenceNews():
+                    ok = self._session.announce(item.fence)
+                    self._membership.outbox.append(
+                        FenceAck(item.fence.number, ok, self._session.step)
+                    )
+                case news.LeftNews():
+                    self._core()
+                    self.feed(protocol.Departed(item.ranks), now)
+                case news.FailureNews() if item.tensor:
+                    self._core()
+                    self.feed(protocol.FailTensor(item.tensor, item.error), now)
+                case news.FailureNews():
+                    self._session.fail(item.error)
+                case news.FiringsNews():
+                    self._session.firings_known(item.group, item.counts)
+                case news.WaitingNews():
+                    log.warning("%s", item.text)
+
+    def _core(self) -> Core:
+        if self.core is None:
+            welcome = self._membership.welcome
+            if welcome is None:
+                raise ProtocolError("the coordinator sent a plan without a welcome")
+            self.core = Core(
+                welcome.rank, welcome.incarnation, welcome.token,
+                window=self._settings.credit_bytes, heartbeat=self._settings.heartbeat,
+            )  # fmt: skip
+        return self.core
+
+    def _adopt(self, item: news.PlanNews, now: float) -> None:
+        core = self._core()
+        known = core.plan
+        self.feed(protocol.Adopt(Plan.of(item.message)), now)
+        if known is None or item.message.epoch > known.epoch:
+            for info in item.message.servers:
+                if info.number not in self._connections:
+                    connection = Connection(self._context, info, self._settings.suspect)
+                    self._connections[info.number] = connection
+                    self._reconnect(connection, now)
+            self._session.ready(item.message)
+        if item.fence:
+            self._fence_due = float("inf")
+            self._session.pass_fence(item.fence)
+
+    def _at_fence(self, now: float) -> None:
+        """All sums below F are consumed: pause and say so, again until GO comes (E1)."""
+        core, number = self.core, self._session.at_fence()
+        if core is None or not number:
+            self._fence_due = float("inf")
+            return
+        resting = self._fence_due == float("inf")
+        if (not resting and now < self._fence_due) or not core.idle():
+            return
+        self.feed(protocol.Pause(), now)
+        self._membership.outbox.append(AtFence(number, core.versions()))
+        self._fence_due = now + FENCE_REPEAT
+
+    # -- watching -----------------------------------------------------------------------------
+
+    def _look(self, now: float) -> None:
+        """Warn about rounds that do not complete; give up on servers that are silent."""
+        core = self.core
+        if core is None:
+            return
+        limit = min(self._settings.lease, self._settings.connect_timeout)
+        for server, seconds, ever in core.links.silent(now, limit):
+            info = self._connections[server].info
+            raise Unreachable(
+                f"server {server} at {info.data} "
+                + (f"has been silent for {seconds:.1f} s" if ever else "cannot be reached"),
+                peer=f"server {server}",
+                hint="is it running, and does its --advertise address lead to it from here?",
+            )
+        waiting = core.waiting()
+        if not waiting or now < self._next_warning:
+            return
+        oldest = waiting[0]
+        if now - oldest.since >= self._settings.stall_warning:
+            self._next_warning = now + self._settings.stall_warning
+            others = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+            log.warning(
+                "tensor %r version %d%s: not complete after %.0f s, %s",
+                oldest.name, oldest.version, others, now - oldest.since, lacking(oldest),
+            )  # fmt: skip
+
+    def _close(self) -> None:
+        if self._coordinator is not None:
+            try:
+                self._flush(time.monotonic())
+            except (zmq.ZMQError, KeyError):
+                log.debug("the last messages could not be sent")
+            self._coordinator.close(LINGER)
+        for connection in self._connections.values():
+            connection.close()
+        self._context.term()
+        os.close(self._wake)

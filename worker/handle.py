@@ -1,0 +1,98 @@
+"""Handles: what the training thread waits on. The comm thread settles them, once."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from gradsum.errors import GradsumError, StallTimeout
+from gradsum.worker.rounds import Op, Outcome
+
+
+class Ticket:
+    """The result of one request, handed from the comm thread to a waiting thread."""
+
+    __slots__ = ("_done", "error", "value", "what")
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.value: Any = None
+        self.error: GradsumError | None = None
+        self._done = threading.Event()
+
+    def resolve(self, value: Any) -> None:
+        """Settle with a value."""
+        self.value = value
+        self._done.set()
+
+    def reject(self, error: GradsumError) -> None:
+        """Settle with an error."""
+        self.error = error
+        self._done.set()
+
+    def done(self) -> bool:
+        """Whether it is settled."""
+        return self._done.is_set()
+
+    def wait(self, timeout: float) -> Any:
+        """The value. Raises the error that ended it, or StallTimeout after ``timeout`` seconds."""
+        if not self._done.wait(timeout):
+            raise StallTimeout(
+                f"{self.what}: no answer in {timeout:g} s", hint="see the log of the coordinator"
+            )
+        if self.error is not None:
+            raise self.error.renew()
+        return self.value
+
+
+class Handle:
+    """A submitted tensor on its way."""
+
+    __slots__ = ("_done", "_error", "_timeout", "op")
+
+    def __init__(self, op: Op, timeout: float) -> None:
+        self.op = op
+        self._timeout = timeout
+        self._error: GradsumError | None = None
+        self._done = threading.Event()
+
+    @property
+    def name(self) -> str:
+        """The tensor's name."""
+        return self.op.name
+
+    def finish(self, error: GradsumError | None = None) -> None:
+        """Settle; called by the comm thread."""
+        self._error = error
+        self._done.set()
+
+    def done(self) -> bool:
+        """Whether the result is there, or an error."""
+        return self._done.is_set()
+
+    def wait(self, timeout: float | None = None) -> Outcome:
+        """Block until the sum is in.
+
+        Raises what ended the round, or StallTimeout after ``timeout`` seconds (default: the
+        setting stall_timeout), naming the tensor and the ranks that are missing.
+        """
+        limit = self._timeout if timeout is None else timeout
+        if not self._done.wait(limit):
+            raise StallTimeout(
+                f"tensor {self.op.name!r} version {self.op.version} is not complete after "
+                f"{limit:g} s: {lacking(self.op)}",
+                tensor=self.op.name,
+                hint="all ranks must push the same tensors equally often",
+            )
+        if self._error is not None:
+            raise self._error.renew()
+        return self.op.outcome
+
+
+def lacking(op: Op) -> str:
+    """Who an operation waits for, as far as the servers have said."""
+    if op.missing is None:
+        return "no server has said yet who is missing"
+    if not op.missing:
+        return "no rank has pushed it yet"
+    return "waiting for " + ", ".join(f"rank {rank}" for rank in op.missing)
