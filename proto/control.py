@@ -103,11 +103,13 @@ class TableMessage(NamedTuple):
 
 
 class Register(NamedTuple):
-    """Up: names that this rank will use. A non-empty group is compared as a set between ranks."""
+    """Up: names that this rank will use. A non-empty group is compared as a set between ranks, once
+    the part that is marked ``last`` is in: long lists come in several requests."""
 
     req: int
     group: str
     specs: tuple[Any, ...]
+    last: bool
 
 
 class Registered(NamedTuple):
@@ -134,7 +136,8 @@ class Gathered(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Down: ``req`` failed, or with req 0 the whole job. kind is the name of an error class."""
+    """Down: ``req`` failed; req 0 with a tensor: all operations on that tensor; req 0 without one:
+    the whole job. kind is the name of an error class."""
 
     req: int
     kind: str
@@ -178,7 +181,7 @@ class HeartbeatReply(NamedTuple):
     epoch: int
     table: int
     fence: int  # open fence number, 0 for none
-    left: tuple[int, ...]  # ranks that have left or joined out
+    left: tuple[int, ...]  # ranks that have left
 
 
 class Fence(NamedTuple):

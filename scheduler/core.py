@@ -299,8 +299,8 @@ class CoordinatorCore:
             self._post.peer(member.peer, page)
         if member.is_worker and job.fences.current is not None:
             self._post.peer(member.peer, job.fences.current)
-        elif member.is_worker and job.fences.last > job.plan.fence:
-            self._post.peer(member.peer, Go(job.fences.last, job.plan))
+        elif member.is_worker and job.fences.given_up is not None:
+            self._post.peer(member.peer, Go(job.fences.given_up.number, job.plan))
 
     def _current(self, member: Member) -> PlanMessage | None:
         """The plan as this member should know it: servers hear of a new one first."""
@@ -333,6 +333,7 @@ class CoordinatorCore:
             return
         if member.is_worker:
             job.fences.seen(message.step)
+            job.remind(member.rank, message.step)
         level = (job.plan.epoch, len(job.registry.table), job.fences.number)
         self._post.peer(member.peer, HeartbeatReply(*level, tuple(sorted(job.left))))
 

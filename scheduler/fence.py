@@ -43,11 +43,12 @@ class _Open:
 class Fences:
     """The open fence of a job and the changes that wait for theirs."""
 
-    __slots__ = ("_open", "_queue", "last", "top")
+    __slots__ = ("_open", "_queue", "given_up", "last", "top")
 
     def __init__(self, last: int = 0) -> None:
         self._queue: deque[Change] = deque()
         self._open: _Open | None = None
+        self.given_up: Fence | None = None  # the latest fence, if it was aborted
         self.last = last  # highest number used
         self.top = 0  # highest step known
 
@@ -79,6 +80,7 @@ class Fences:
         """Open the next fence; None if one is open or nothing is asked for."""
         if self._open or not self._queue:
             return None
+        self.given_up = None
         self._open = _Open(self._next(epoch), self._queue.popleft(), now)
         return self._open.fence
 
@@ -158,9 +160,16 @@ class Fences:
         self._queue.clear()
         if self._open is None or self._open.committed:
             return 0
-        number = self._open.fence.number
+        self.given_up = self._open.fence
         self._open = None
-        return number
+        return self.given_up.number
+
+    def unheard(self, rank: int, step: int) -> Fence | None:
+        """The open fence, if this rank (at ``step``) seems not to know it or its answer was lost."""
+        state = self._open
+        if state is None or state.committed or rank in state.versions:
+            return None
+        return state.fence if rank not in state.acked or step >= state.fence.step else None
 
     def late(self, now: float, limit: float) -> Fence | None:
         """The open fence, once, when it has been open for ``limit`` seconds."""

@@ -99,7 +99,13 @@ class Job:
 
     @property
     def active(self) -> set[int]:
-        """Ranks that work: neither joined nor gone."""
+        """Ranks whose word is awaited: those at work, or once all have joined, all of these (what
+        follows a join, such as handing out the last weights, is done by everybody again)."""
+        return self.at_work or self._members.ranks(State.JOINED)
+
+    @property
+    def at_work(self) -> set[int]:
+        """Ranks that push: neither joined nor gone."""
         return self._members.ranks(State.HERE)
 
     @property
@@ -125,15 +131,15 @@ class Job:
         """Open the next fence, or close the one that everybody has reached."""
         if self.failure or self.proposal:
             return
-        if self.fences.complete(self.active):
+        if self.fences.complete(self.at_work):
             self._propose()
-        elif self.active:
+        elif self.at_work:
             fence = self.fences.open(self.plan.epoch, now)
             if fence is not None:
                 self._announce(fence)
         late = self.fences.late(now, self._config.fence_warning)
         if late is not None:
-            awaited = self.fences.awaited(self.active)
+            awaited = self.fences.awaited(self.at_work)
             text = f"fence {late.number} at step {late.step} still waits for ranks {awaited}"
             self._post.log("warning", text)
 
@@ -151,6 +157,14 @@ class Job:
             self._post.log("info", f"fence {number} given up: rank {rank} has left")
             self._post.workers(Go(number, self.plan))
         self._settle()
+
+    def remind(self, rank: int, step: int) -> None:
+        """At a heartbeat of a rank at ``step``: the fence, or its end, that it may have missed."""
+        fence, over = self.fences.unheard(rank, step), self.fences.given_up
+        if fence is not None and rank in self.at_work:
+            self._post.worker(rank, fence)
+        elif over is not None and step == over.step:
+            self._post.worker(rank, Go(over.number, self.plan))
 
     def replan(self, asker: bytes, message: Replan) -> Registered | Failed:
         """Change slicing or packing at the next fence, for anybody who asks."""
@@ -176,7 +190,7 @@ class Job:
         if known is not None:
             self._post.worker(member.rank, known)
             return
-        result = self.registry.register(member.rank, message.group, message.specs)
+        result = self.registry.register(member.rank, message.group, message.specs, message.last)
         if isinstance(result, Rejected):
             answer: Registered | Failed = failed(message.req, result.error)
             for rank in result.others:
@@ -218,13 +232,13 @@ class Job:
         self._settle()
 
     def _announce(self, message: Any) -> None:
-        for rank in sorted(self.active):
+        for rank in sorted(self.at_work):
             self._post.worker(rank, message)
 
     def _settle(self) -> None:
         for rank, letter in self.gathers.settle(self.active, self.left):
             self._post.worker(rank, letter)
-        for rank, answer in self.joins.settle(self.active):
+        for rank, answer in self.joins.settle(self.at_work):
             self._post.worker(rank, answer)
         self._settle_groups()
         self._settle_windows()

@@ -3,7 +3,7 @@
 Rules (I1): a name with an equal spec has one key for all; a name with another spec is an error on
 every rank that named it, with all sides in it. A request is taken whole or not at all. Groups are
 compared turn by turn: the n-th registration of a group on one rank with the n-th on the others, so
-that parameters added later are compared too.
+that parameters added later are compared too. A turn ends with the request that is marked last.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def pages(table: Table, start: int) -> Iterator[TableMessage]:
 class Registry:
     """The table of one job and what each rank said of it. max_bytes 0 is no limit."""
 
-    __slots__ = ("_claims", "_groups", "_max_bytes", "_max_tensors", "nbytes", "table")
+    __slots__ = ("_claims", "_groups", "_max_bytes", "_max_tensors", "_parts", "nbytes", "table")
 
     def __init__(self, max_tensors: int, max_bytes: int) -> None:
         self.table = Table()
@@ -63,29 +63,44 @@ class Registry:
         self._max_bytes = max_bytes
         self._claims: dict[str, dict[int, TensorSpec]] = {}
         self._groups: dict[str, dict[int, list[frozenset[str]]]] = {}
+        self._parts: dict[tuple[int, str], set[str]] = {}  # turns that have not ended
 
-    def register(self, rank: int, group: str, raw: Sequence[Any]) -> Accepted | Rejected:
+    def register(
+        self, rank: int, group: str, raw: Sequence[Any], last: bool = True
+    ) -> Accepted | Rejected:
         """Take names from a rank: new ones are appended, known ones compared."""
-        try:
-            specs = [parse_spec(item) for item in raw]
-            fresh = self._fresh(specs)
-            self._require_room(fresh)
-        except GradsumError as error:
-            return Rejected(error)
-        for spec in specs:
-            clash = self._clash(rank, spec)
-            if clash is not None:
-                return clash
+        specs = self._checked(rank, raw)
+        if isinstance(specs, Rejected):
+            self._parts.pop((rank, group), None)
+            return specs
         start = len(self.table)
+        fresh = self._fresh(specs)
         for spec in fresh:
             self.table.append(spec)
             self.nbytes += spec.nbytes
         for spec in specs:
             self._claims.setdefault(spec.name, {})[rank] = spec
         if group:
-            names = frozenset(spec.name for spec in specs)
-            self._groups.setdefault(group, {}).setdefault(rank, []).append(names)
+            self._collect(rank, group, specs, last)
         return Accepted(tuple(self._key(spec.name) for spec in specs), start)
+
+    def _checked(self, rank: int, raw: Sequence[Any]) -> list[TensorSpec] | Rejected:
+        """The specs of a request, or why none of them is taken."""
+        try:
+            specs = [parse_spec(item) for item in raw]
+            self._require_room(self._fresh(specs))
+        except GradsumError as error:
+            return Rejected(error)
+        clashes = (self._clash(rank, spec) for spec in specs)
+        return next((clash for clash in clashes if clash is not None), None) or specs
+
+    def _collect(self, rank: int, group: str, specs: Sequence[TensorSpec], last: bool) -> None:
+        names = self._parts.setdefault((rank, group), set())
+        names.update(spec.name for spec in specs)
+        if last:
+            del self._parts[rank, group]
+            turns = self._groups.setdefault(group, {}).setdefault(rank, [])
+            turns.append(frozenset(names))
 
     def _key(self, name: str) -> int:
         key = self.table.key(name)
