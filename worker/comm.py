@@ -86,9 +86,9 @@ class Comm(threading.Thread):
 
     def stop(self) -> None:
         """End the thread after what is queued."""
-        self.post(self._stop)
+        self.post(self._halt)
 
-    def _stop(self, now: float) -> None:
+    def _halt(self, now: float) -> None:
         self._stopping = True
 
     # -- the loop -----------------------------------------------------------------------------

@@ -107,7 +107,8 @@ class Session:
         keys: list[int] = []
         for start in range(0, max(len(specs), 1), REGISTER_AT_ONCE):
             part = tuple(specs[start : start + REGISTER_AT_ONCE])
-            message = control.Register(0, group, part)
+            last = start + REGISTER_AT_ONCE >= len(specs)
+            message = control.Register(0, group, part, last)
             keys += self._ask(message, f"registering {len(part)} tensors")
         with self._lock:
             self._specs.update(zip(keys, specs, strict=True))
