@@ -109,7 +109,7 @@ class Register(NamedTuple):
     req: int
     group: str
     specs: tuple[Any, ...]
-    last: bool
+    last: bool = True
 
 
 class Registered(NamedTuple):

@@ -165,7 +165,7 @@ class Fences:
         return self.given_up.number
 
     def unheard(self, rank: int, step: int) -> Fence | None:
-        """The open fence, if this rank (at ``step``) seems not to know it or its answer was lost."""
+        """The open fence, if this rank, at ``step``, does not know it or its answer was lost."""
         state = self._open
         if state is None or state.committed or rank in state.versions:
             return None

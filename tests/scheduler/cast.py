@@ -166,7 +166,7 @@ class Cast:
         self, peer: bytes, req: int, *specs: TensorSpec, group: str = ""
     ) -> tuple[int, ...]:
         """Register and return the keys."""
-        self.send(peer, Register(req, group, specs, True))
+        self.send(peer, Register(req, group, specs))
         answer = self.last(peer, Registered)
         assert answer.req == req
         return answer.keys

@@ -157,7 +157,7 @@ def test_status_shows_members_servers_and_who_has_not_named_a_tensor() -> None:
 def test_a_request_that_comes_again_is_answered_again_and_executed_once() -> None:
     cast = Cast(workers=2, servers=1)
     cast.start()
-    request = Register(1, "opt0", (spec("a", 2),), True)
+    request = Register(1, "opt0", (spec("a", 2),))
     cast.send(b"w0", request, request)
     assert cast.got(b"w0", Registered) == [Registered(1, (0,))] * 2
     assert len(cast.got(b"s0", TableMessage)) == 1
