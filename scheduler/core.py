@@ -33,6 +33,7 @@ from gradsum.proto.control import (
     Waiting,
     Welcome,
 )
+from gradsum.scheduler.admission import place_for
 from gradsum.scheduler.events import Action, Disconnected, Event, JobOver, Received, Stop, Tick
 from gradsum.scheduler.gather import failed
 from gradsum.scheduler.job import Config, Job
@@ -193,6 +194,8 @@ class CoordinatorCore:
     def _check(self, member: Member) -> None:
         """Evict a member whose connection stays closed or who is silent for the lease."""
         silent = self._now - member.heard
+        if not member.present:  # the loss of another one has ended it
+            return
         if member.closed is not None and self._now - member.closed >= self._config.reconnect:
             self._lose(member, "its connection closed")
         elif silent > self._config.lease:
@@ -215,28 +218,34 @@ class CoordinatorCore:
     # ---- joining
 
     def _hello(self, peer: bytes, hello: Hello) -> None:
-        member = self._members.admit(peer, hello, self._now)
-        if member is None:
+        member = self._members.known(peer, hello)
+        if member is not None:
+            self._members.rebind(member.token, peer, self._now)
+            self._welcome(member)
+            return
+        place = place_for(self._members, hello)
+        if place is None:
             self._lobby.postpone(peer, hello)
             return
         self._lobby.forget(peer)
-        if isinstance(member, Refusal):
+        if isinstance(place, Refusal):
             who = f"{hello.role[:40]} ({hello.host[:200]}:pid {hello.pid})"
-            self._post.log("warning", f"{who} refused: {member.message}")
-            self._post.peer(peer, member)
+            self._post.log("warning", f"{who} refused: {place.message}")
+            self._post.peer(peer, place)
             return
+        member = self._members.enter(place, peer, hello, self._now)
+        self._post.log("info", f"{member.title} is here, incarnation {member.incarnation}")
+        self._welcome(member)
+
+    def _welcome(self, member: Member) -> None:
+        """Greet; open a job with its first worker, say who is awaited, or catch a member up."""
         config, rank = self._config, member.rank
         born = (member.incarnation, member.token)
         welcome = Welcome(self._id, rank, config.workers, *born, config.heartbeat, config.lease)
-        self._post.peer(peer, welcome)
-        self._welcomed(member)
-
-    def _welcomed(self, member: Member) -> None:
-        """Open a job with its first worker, say who is awaited, or catch a returned member up."""
+        self._post.peer(member.peer, welcome)
         if self._phase not in (Phase.IDLE, Phase.WAITING):
             self._remind(member)
             return
-        self._post.log("info", f"{member.title} is here, incarnation {member.incarnation}")
         if member.is_worker and self._phase is Phase.IDLE:
             self._phase = Phase.WAITING
             self._departed.clear()
@@ -323,8 +332,7 @@ class CoordinatorCore:
         if message.token != member.token:
             self._post.peer(member.peer, STRANGER)
             return
-        member.step, member.epoch, member.table = message.step, message.epoch, message.table
-        member.idle, member.info = message.idle, message.info
+        member.beat(message)
         if self._failure is not None and member.is_worker:
             self._post.peer(member.peer, self._failure)
         job = self._job

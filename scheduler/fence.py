@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from gradsum.errors import MismatchError
 from gradsum.proto.control import AtFence, Fence, FenceAck
+from gradsum.proto.limits import MAX_INT
 from gradsum.scheduler.table import Table
 
 AHEAD: Final = 2
@@ -68,8 +69,9 @@ class Fences:
         return self._open.change if self._open else Change()
 
     def seen(self, step: int) -> None:
-        """A rank has been at this step."""
-        self.top = max(self.top, step)
+        """A rank has been at this step. Nonsense is passed over."""
+        if 0 <= step < MAX_INT // 2:
+            self.top = max(self.top, step)
 
     def request(self, change: Change) -> None:
         """Ask for a planned epoch. An equal request that waits already is not repeated."""

@@ -133,7 +133,7 @@ class Job:
             return
         if self.fences.complete(self.at_work):
             self._propose()
-        elif self.at_work:
+        elif self.at_work and len(self.registry.table) <= MAX_FENCED:
             fence = self.fences.open(self.plan.epoch, now)
             if fence is not None:
                 self._announce(fence)

@@ -2,8 +2,7 @@
 
 Rules: identity is role, rank, incarnation and token, bound at Hello; a routing id is only where to
 send (I2). Incarnations increase for ever. The first worker's job id opens a job; until the plan
-is out (``sealed``) places may be freed and taken again, afterwards membership is fixed. A Hello
-that cannot be decided yet, as the place's holder may be dead or the last job is ending, waits.
+is out (``sealed``) places may be freed and taken again, afterwards membership is fixed.
 """
 
 from __future__ import annotations
@@ -11,13 +10,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from gradsum.proto.control import Hello, Refusal
-from gradsum.proto.limits import PROTOCOL
+from gradsum.proto.codec import pack
+from gradsum.proto.control import Heartbeat, Hello
 
 WORKER = "worker"
 SERVER = "server"
+MAX_INFO: Final = 2048
+"""Bytes of a member's counters."""
 
 
 class State(enum.Enum):
@@ -48,6 +49,11 @@ class Member:
     idle: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
 
+    def beat(self, message: Heartbeat) -> None:
+        """Note what a heartbeat says, for the status."""
+        self.step, self.epoch, self.table = message.step, message.epoch, message.table
+        self.idle, self.info = message.idle, message.info if _small(message.info) else {}
+
     @property
     def is_worker(self) -> bool:
         """A worker, not a server."""
@@ -70,6 +76,14 @@ class Member:
         if self.is_worker:
             return f"worker rank {self.rank} ({where})"
         return f"server {self.rank} ({where}, {self.hello.data})"
+
+
+def _small(info: dict[str, Any]) -> bool:
+    """Whether counters can be passed on in a status with many members."""
+    try:
+        return len(pack(info)) <= MAX_INFO
+    except (ValueError, OverflowError):  # nested too deep, as only a stranger would
+        return False
 
 
 def listing(numbers: Iterable[int]) -> str:
@@ -133,27 +147,7 @@ class Membership:
         member.peer, member.heard, member.closed = peer, now, None
         return member
 
-    def admit(self, peer: bytes, hello: Hello, now: float) -> Member | Refusal | None:
-        """The member for a Hello (the same one for a repeated Hello), why not, or None: later."""
-        if hello.protocol != PROTOCOL:
-            return Refusal(
-                f"protocol version {hello.protocol} meets version {PROTOCOL} of the coordinator",
-                "install the same release of gradsum everywhere",
-            )
-        known = self._known(peer, hello)
-        if known is not None:
-            return self.rebind(known.token, peer, now)
-        if hello.role == SERVER:
-            place = self._server_place()
-        elif hello.role == WORKER:
-            place = self._worker_place(hello)
-        else:
-            return Refusal(f"unknown role {hello.role[:40]!r}", "roles are worker and server")
-        if not isinstance(place, int):
-            return place
-        return self._enter(place, peer, hello, now)
-
-    def _known(self, peer: bytes, hello: Hello) -> Member | None:
+    def known(self, peer: bytes, hello: Hello) -> Member | None:
         """The member that says Hello again: same connection, token, or a lost Welcome's process."""
         member = self._peers.get(peer) or self._tokens.get(hello.token)
         if member is not None:
@@ -167,7 +161,8 @@ class Membership:
                 return member
         return None
 
-    def _enter(self, place: int, peer: bytes, hello: Hello, now: float) -> Member:
+    def enter(self, place: int, peer: bytes, hello: Hello, now: float) -> Member:
+        """A new member in a free place."""
         self._incarnation += 1
         member = Member(hello, place, self._incarnation, self._make_token(), peer, now)
         if member.is_worker:
@@ -178,80 +173,13 @@ class Membership:
         self._peers[peer] = self._tokens[member.token] = member
         return member
 
-    def _server_place(self) -> int | Refusal | None:
-        free = set(range(self.server_count)) - self.servers.keys()
-        if free:
-            return None if self.sealed else min(free)
-        if any(server.closed is not None for server in self.servers.values()):
-            return None
-        return Refusal(
-            f"all {self.server_count} servers are here already",
-            "start the coordinator with a larger --servers",
-        )
-
-    def _worker_place(self, hello: Hello) -> int | Refusal | None:
-        wrong = self._wrong(hello)
-        if wrong is not None:
-            return wrong
-        if self.job is not None and (self.sealed or self.ending or hello.job != self.job):
-            return self._closed_to(hello)
-        free = set(range(self.size)) - self.workers.keys()
-        if hello.rank is None:
-            return min(free) if free else self._full()
-        holder = self.workers.get(hello.rank)
-        if holder is None:
-            return hello.rank
-        return self._taken(holder) if holder.closed is None else None
-
-    def _wrong(self, hello: Hello) -> Refusal | None:
-        if hello.world is not None and hello.world != self.size:
-            return Refusal(
-                f"this process was told a world size of {hello.world}, "
-                f"the coordinator expects {self.size} workers",
-                f"start {self.size} processes, or the coordinator with --workers {hello.world}",
-            )
-        if hello.rank is not None and not 0 <= hello.rank < self.size:
-            return Refusal(
-                f"rank {hello.rank} is outside a world of {self.size} workers",
-                f"ranks go from 0 to {self.size - 1}",
-            )
-        return None
-
-    def _closed_to(self, hello: Hello) -> Refusal | None:
-        """Why a worker cannot enter now; None if the job may be about to end."""
-        alive = any(m.present and m.closed is None for m in self.workers.values())
-        if self.ending or not alive:
-            return None
-        if hello.job != self.job:
-            here = len(self.ranks(State.HERE, State.JOINED))
-            return Refusal(
-                f"busy with job {self.job!r}, {here} of {self.size} workers",
-                "wait for its end, or start another coordinator",
-            )
-        holder = None if hello.rank is None else self.workers.get(hello.rank)
-        if holder is None:
-            return self._full()
-        if holder.state is State.LEFT:
-            return Refusal(
-                f"rank {holder.rank} has left job {self.job!r}, whose members are fixed",
-                "start all ranks again",
-            )
-        return self._taken(holder) if holder.closed is None else None
-
-    def _full(self) -> Refusal:
-        return Refusal(f"all {self.size} workers of job {self.job!r} are here", "check --workers")
-
-    @staticmethod
-    def _taken(holder: Member) -> Refusal:
-        return Refusal(
-            f"rank {holder.rank} is taken by pid {holder.hello.pid} on {holder.hello.host}",
-            "give every process its own RANK, or none",
-        )
-
     def close(self, peer: bytes, now: float) -> Member | None:
         """The connection is closed; returns the present member that it belonged to."""
         member = self._peers.get(peer)
-        if member is None or not member.present:
+        if member is None:
+            return None
+        if not member.present:
+            del self._peers[peer]
             return None
         if member.closed is None:
             member.closed = now

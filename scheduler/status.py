@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from gradsum.scheduler.job import Config, Job
 from gradsum.scheduler.membership import Member, Membership, State
 
-SHOWN_NAMES = 20
+SHOWN_NAMES: Final = 20
+DETAILED: Final = 256
+"""Members up to which their counters fit the reply."""
 
 
 def describe(config: Config, members: Membership, job: Job | None, now: float) -> dict[str, Any]:
@@ -21,6 +23,10 @@ def describe(config: Config, members: Membership, job: Job | None, now: float) -
         "missing": "" if members.sealed else members.missing(),
         "epoch": 0,
     }
+    everyone = picture["members"] + picture["servers"]
+    if len(everyone) > DETAILED:
+        for entry in everyone:
+            del entry["info"]
     if job is None:
         return picture
     plan, table = job.plan, job.registry.table
