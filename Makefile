@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 DEMO   := examples/digits.py --compare
 
 .PHONY: help install demo test test-long lint clean
@@ -47,13 +47,16 @@ $(BIN)/python:
 	  { rm -rf $(VENV); echo "no venv module: install python3-venv, or set PYTHON"; exit 1; }
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e .
+	@echo "installing into $(VENV) (torch is large)"
+	@$(PIP) -e .
 	@touch $@
 
 $(VENV)/.installed-examples: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[examples]'
+	@echo "installing into $(VENV) (torch is large)"
+	@$(PIP) -e '.[examples]'
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[test]'
+	@echo "installing into $(VENV) (torch is large)"
+	@$(PIP) -e '.[test]'
 	@touch $(VENV)/.installed $(VENV)/.installed-examples $@
