@@ -85,6 +85,10 @@ class TransferQueue(Generic[T]):
         else:
             known.restart(generation, window)
 
+    def expect(self, lane: int) -> None:
+        """Items may wait for ``lane`` from now on; nothing leaves before it is open."""
+        self._lanes.setdefault(lane, Lane(0, 0))
+
     def push(self, lane: int, priority: int, nbytes: int, item: T) -> None:
         """Queue an item of ``nbytes``; the lane must be open."""
         self._count += 1

@@ -272,8 +272,9 @@ class Core:
         self._layout = event.plan.layout(self.table)
         self._streams.clear()
         self._timers.clear()
-        self.links.adopt(event.plan, self.rank, self.incarnation)
+        self.links.adopt(event.plan, now)
         for server in range(len(event.plan.servers)):
+            self._queue.expect(server)
             self._queue.clear(server)
         self._open_all(now)
 

@@ -32,7 +32,7 @@ class Link:
         self.standing = False
         self.since = now
         self.heard = now
-        self.next_ping = now
+        self.next_ping = float("inf")
         self.rtt = RoundTrip()
         self.inflow = Inflow(0, 1)
         self.flights: dict[int, Flight] = {}
@@ -52,9 +52,11 @@ class Links:
         self._joined = False
         self.plan: Plan | None = None
 
-    def adopt(self, plan: Plan, rank: int, incarnation: int) -> None:
+    def adopt(self, plan: Plan, now: float) -> None:
         """A new plan: pushes in flight of the old one are void; connections stay."""
         self.plan = plan
+        for server in range(len(plan.servers)):
+            self._links.setdefault(server, Link(now))
         for link in self._links.values():
             link.flights.clear()
             link.standing = False
@@ -143,7 +145,8 @@ class Links:
         """Repeat Standing until every server has seen it (E7)."""
         self._joined = True
         for link in self._links.values():
-            link.next_ping = 0.0
+            if link.generation:
+                link.next_ping = 0.0
 
     def standing_seen(self, server: int) -> None:
         """A server knows that we have joined."""
@@ -158,7 +161,7 @@ class Links:
         return [
             server
             for server, link in self._links.items()
-            if not link.attached and now >= link.next_ping
+            if link.generation and not link.attached and now >= link.next_ping
         ]
 
     def next_deadline(self) -> float:
@@ -169,6 +172,8 @@ class Links:
         """Records per server, with grants that are news and heartbeats that are due."""
         out: dict[int, list[Any]] = {}
         for server, link in self._links.items():
+            if not link.generation:
+                continue  # no sockets yet
             if now >= link.next_ping:
                 self._beat(link, now)
             elif link.attached:
