@@ -102,8 +102,9 @@ def _server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shards",
         type=_typed(count(1)),
+        default=1,
         metavar="S",
-        help="processes, each one server (default: one a core)",
+        help="processes, each one server (default 1; at most one a core)",
     )
     parser.add_argument("--once", action="store_true", help="end with the first job")
     parser.add_argument("--port-file", type=Path, metavar="FILE", help="write HOST:PORT there")

@@ -90,7 +90,7 @@ def _server(args: argparse.Namespace) -> int:
     _start_log(settings, "[server]")
     from gradsum.server.daemon import run
 
-    return run(settings, args.shards or os.cpu_count() or 1, args.once, args.port_file)
+    return run(settings, args.shards, args.once, args.port_file)
 
 
 def _launch(args: argparse.Namespace) -> int:
