@@ -129,6 +129,7 @@ class Engine:
         self.plan: Plan | None = None
         self.index = -1
         self.table = Table()
+        self._coming: Adopt | None = None
         self._layout: Layout | None = None
         self._slots: dict[tuple[int, int], Slot] = {}
         self._queue: TransferQueue[Sum] = TransferQueue()
@@ -230,6 +231,10 @@ class Engine:
         plan = event.plan
         if self.plan is not None and plan.epoch <= self.plan.epoch:
             return
+        if plan.message.packed > len(self.table):  # its packing names keys not known here (E8)
+            self._coming = event
+            self._actions.append(FetchPlan(len(self.table)))
+            return
         self.plan = plan
         self.index = event.index
         self._layout = plan.layout(self.table)
@@ -246,6 +251,9 @@ class Engine:
         self.table.extend(event.start, event.specs)
         if self._layout is not None:
             self._layout.extend()
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            self._adopt(coming, now)
         self._replay(now)
 
     def _replay(self, now: float) -> None:

@@ -204,6 +204,7 @@ class Core:
         self.incarnation = incarnation
         self.table = Table()
         self.plan: Plan | None = None
+        self._coming: Adopt | None = None
         self.counters = {"pushed": 0, "pulled": 0, "pushes": 0, "resends": 0, "pulls": 0,
                          "ignored": 0}  # fmt: skip
         self.links = Links(token, window, heartbeat)
@@ -265,9 +266,14 @@ class Core:
 
     def _adopt(self, event: Adopt, now: float) -> None:
         """Clocks start at the fence's versions; what is open is pushed again under the new plan."""
-        self._paused = False
         if self.plan is not None and event.plan.epoch <= self.plan.epoch:
+            self._paused = self._coming is not None
             return self._open_all(now)
+        if event.plan.message.packed > len(self.table):  # its packing names keys not known here
+            self._coming = event
+            self._actions.append(FetchPlan(len(self.table)))
+            return
+        self._paused = False
         self.plan = event.plan
         self._layout = event.plan.layout(self.table)
         self._streams.clear()
@@ -285,6 +291,9 @@ class Core:
         self.table.extend(event.start, event.specs)
         if self._layout is not None:
             self._layout.extend()
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            self._adopt(coming, now)
         self._open_all(now)
 
     def _pause(self, event: Pause, now: float) -> None:
