@@ -240,6 +240,7 @@ class Engine:
         self._layout = plan.layout(self.table)
         self._slots.clear()
         self._parking = Parking(self._park_bytes)
+        self._parking.used = sum(nbytes for _, nbytes in self._early)
         self._writers.clear()
         self._readers.clear()
         self._replay(now)
@@ -260,8 +261,11 @@ class Engine:
         """Frames that came before the plan or table they belong to (S1)."""
         early, self._early = self._early, []
         for frame, nbytes in early:
-            self._parking.used = max(self._parking.used - nbytes, 0)
-            self._push(frame, now)
+            self._parking.give(nbytes)
+            try:
+                self._push(frame, now)
+            except ProtocolError:  # counted and answered; the others are still owed their turn
+                continue
 
     def _writers_of(self, policy: Policy) -> tuple[int, ...]:
         if policy not in self._writers and self.plan is not None:
