@@ -7,7 +7,10 @@ by arrival (ByteScheduler section 4, generalised to many destinations). Rules:
   while the bytes sent are below ``hold``. It may then exceed it by one frame, so a slice larger
   than the window still travels.
 * A slice more urgent than everything in flight obeys only ``limit`` (F1).
-* An expired timer may send one frame beyond the grant (F3): ``force``.
+* An expired timer may send one frame beyond the grant (F3): ``force``. The same goes for what waits
+  here: a lane whose numbers have not moved for STALLED seconds, since frames or grants were lost,
+  sends one frame, or it would wait for ever (``overdue``).
+* What nobody wants any more when its turn comes is dropped and never counted.
 * Offsets count every byte handed to the connection, lost or not, and start anew with a generation.
 """
 
@@ -15,9 +18,13 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Final, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
+
+STALLED: Final = 1.0
+"""Seconds without a departure or news of the receiver after which a lane tries one frame (F3)."""
 
 
 class Departure(NamedTuple, Generic[T]):
@@ -33,7 +40,8 @@ class Departure(NamedTuple, Generic[T]):
 class Lane(Generic[T]):
     """What waits for one destination, and how far the destination lets us go."""
 
-    __slots__ = ("generation", "heap", "hold", "inflight", "limit", "seen", "sent", "seq")
+    __slots__ = ("generation", "heap", "hold", "inflight", "limit", "mark", "seen", "sent", "seq",
+                 "since")  # fmt: skip
 
     def __init__(self, generation: int, window: int) -> None:
         self.heap: list[tuple[int, int, int, T]] = []
@@ -48,6 +56,8 @@ class Lane(Generic[T]):
         self.hold = window
         self.limit = window
         self.inflight: deque[tuple[int, int]] = deque()
+        self.mark: tuple[int, int] | None = None
+        self.since = 0.0
 
     def ready(self) -> bool:
         """Whether the head of this lane may leave."""
@@ -67,13 +77,23 @@ class Lane(Generic[T]):
         self.inflight.append((self.sent, priority))
         return self.sent, self.seq
 
+    def stalled(self, now: float) -> bool:
+        """Whether this open lane has things to send and nothing has moved for too long."""
+        mark = (self.sent, self.seen)
+        if not self.heap or not self.generation or self.ready() or mark != self.mark:
+            self.mark, self.since = mark, now
+            return False
+        return now - self.since >= STALLED
+
 
 class TransferQueue(Generic[T]):
     """Slices of all destinations, by urgency and credit."""
 
-    __slots__ = ("_count", "_lanes")
+    __slots__ = ("_count", "_lanes", "_wanted")
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Callable[[int, T], bool]) -> None:
+        """wanted(lane, item): whether an item whose turn has come is still to be sent."""
+        self._wanted = wanted
         self._lanes: dict[int, Lane[T]] = {}
         self._count = 0
 
@@ -113,15 +133,30 @@ class TransferQueue(Generic[T]):
         best: tuple[int, int] | None = None
         chosen = -1
         for number, lane in self._lanes.items():
+            self._tidy(number, lane)
             if lane.ready() and (best is None or lane.heap[0][:2] < best):
                 best = lane.heap[0][:2]
                 chosen = number
-        if best is None:
-            return None
-        found = self._lanes[chosen]
-        priority, _, nbytes, item = heapq.heappop(found.heap)
-        offset, seq = found.depart(priority, nbytes)
-        return Departure(chosen, item, offset, seq, found.generation)
+        return None if best is None else self._leave(chosen)
+
+    def overdue(self, now: float) -> list[Departure[T]]:
+        """One item beyond the grant of each lane that has stalled; call at least each heartbeat."""
+        departures = []
+        for number, lane in self._lanes.items():
+            self._tidy(number, lane)
+            if lane.stalled(now):
+                departures.append(self._leave(number))
+        return departures
+
+    def _tidy(self, number: int, lane: Lane[T]) -> None:
+        while lane.heap and not self._wanted(number, lane.heap[0][3]):
+            heapq.heappop(lane.heap)
+
+    def _leave(self, number: int) -> Departure[T]:
+        lane = self._lanes[number]
+        priority, _, nbytes, item = heapq.heappop(lane.heap)
+        offset, seq = lane.depart(priority, nbytes)
+        return Departure(number, item, offset, seq, lane.generation)
 
     def force(self, lane: int, priority: int, nbytes: int, item: T) -> Departure[T]:
         """Send beyond the grant: a timer expired (F3)."""
@@ -133,10 +168,10 @@ class TransferQueue(Generic[T]):
         """Bytes of this connection that the receiver has reported as arrived."""
         return self._lanes[lane].seen
 
-    def clear(self, lane: int) -> None:
-        """Forget what waits for a lane."""
-        if lane in self._lanes:
-            self._lanes[lane].heap.clear()
+    def clear(self) -> None:
+        """Forget everything that waits; connections and what is in flight stay as they are."""
+        for lane in self._lanes.values():
+            lane.heap.clear()
 
     def waiting(self, lane: int) -> int:
         """Items that wait for a lane."""

@@ -132,7 +132,7 @@ class Engine:
         self._coming: Adopt | None = None
         self._layout: Layout | None = None
         self._slots: dict[tuple[int, int], Slot] = {}
-        self._queue: TransferQueue[Sum] = TransferQueue()
+        self._queue: TransferQueue[Sum] = TransferQueue(self._owed)
         self._inflows: dict[int, Inflow] = {}
         self._joined: set[int] = set()
         self._parking = Parking(self._park_bytes)
@@ -165,7 +165,8 @@ class Engine:
             case Reset():
                 self._reset()
             case Tick():
-                pass
+                for departure in self._queue.overdue(now):
+                    self._send(departure, now)
         self._depart(now)
         actions, self._actions = self._actions, []
         return actions
@@ -239,6 +240,7 @@ class Engine:
         self.index = event.index
         self._layout = plan.layout(self.table)
         self._slots.clear()
+        self._queue.clear()
         self._parking = Parking(self._park_bytes)
         self._parking.used = sum(nbytes for _, nbytes in self._early)
         self._writers.clear()
@@ -425,6 +427,10 @@ class Engine:
             nbytes = 0 if done.payload is None else memoryview(done.payload).nbytes
             self._queue.push(rank, done.priority, nbytes + FRAME_COST, (slot, done))
 
+    @staticmethod
+    def _owed(rank: int, item: Sum) -> bool:
+        return rank in item[1].owed
+
     def _depart(self, now: float) -> None:
         while (departure := self._queue.pop()) is not None:
             self._send(departure, now)
@@ -433,7 +439,7 @@ class Engine:
         slot, done = departure.item
         rank, plan = departure.lane, self.plan
         done.queued.discard(rank)
-        if plan is None or rank not in done.owed:
+        if plan is None:
             return
         done.sent[rank] = (departure.generation, departure.offset, now)
         length = 0 if done.payload is None else memoryview(done.payload).nbytes

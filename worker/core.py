@@ -209,7 +209,7 @@ class Core:
                          "ignored": 0}  # fmt: skip
         self.links = Links(token, window, heartbeat)
         self._layout: Layout | None = None
-        self._queue: TransferQueue[Flight] = TransferQueue()
+        self._queue: TransferQueue[Flight] = TransferQueue(self._waits)
         self._streams: dict[int, Stream] = {}
         self._ops: dict[int, dict[int, Op]] = {}
         self._timers: list[tuple[float, int, Flight | Stream]] = []
@@ -281,7 +281,7 @@ class Core:
         self.links.adopt(event.plan, now)
         for server in range(len(event.plan.servers)):
             self._queue.expect(server)
-            self._queue.clear(server)
+        self._queue.clear()
         self._open_all(now)
 
     def _extend(self, event: Extend, now: float) -> None:
@@ -386,8 +386,11 @@ class Core:
 
     def _depart(self, now: float) -> None:
         while (departure := self._queue.pop()) is not None:
-            if departure.item.phase is Phase.QUEUED and self._current(departure.item):
-                self._send(departure, now)
+            self._send(departure, now)
+
+    def _waits(self, server: int, flight: Flight) -> bool:
+        """Whether a queued flight is still to be sent: its sum may have come, or a new plan."""
+        return flight.phase is Phase.QUEUED and self._current(flight)
 
     def _current(self, flight: Flight) -> bool:
         return flight.round.stream.round is flight.round
@@ -432,6 +435,8 @@ class Core:
                 self._expired(timer[2], forced, now)
         for server in self.links.stale(now):
             self._actions.append(SendAttach(server, self.links.generation(server)))
+        for departure in self._queue.overdue(now):
+            self._send(departure, now)
         self._depart(now)
 
     def _expired(self, flight: Flight, forced: set[int], now: float) -> None:
