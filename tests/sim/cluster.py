@@ -100,7 +100,9 @@ class Cluster:
             worker = self.rng.choice(self.workers)
             server = self.rng.randrange(len(self.servers))
             what = self.rng.choice(("data", "control", "both"))
-            if what == "both":
+            if not worker.generations[server]:
+                pass
+            elif what == "both":
                 worker.connect(server)
             else:
                 worker.reroute(server, what)
