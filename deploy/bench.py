@@ -175,7 +175,7 @@ def summary(
 def table(report: Mapping[str, Any]) -> str:
     """The report for people."""
     lines = [
-        f"push-pull: {report['workers']} workers, {report['servers']} servers, "
+        f"push-pull: workers {report['workers']}, servers {report['servers']}, "
         f"{report['bytes'] / 1e6:.1f} MB of float32 in {report['tensors']} tensors, "
         f"{report['transport']}; {report['rounds']} rounds after {report['warmup']} of warm-up",
         f"{'':10}{'median':>12}{'p99':>12}{'goodput':>14}",

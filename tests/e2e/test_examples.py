@@ -60,26 +60,26 @@ def result_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_digits_two_workers_equal_one_process_bit_for_bit() -> None:
-    done = launch(2, DIGITS, "--compare", "--json", "--epochs", "8")
+    done = launch(2, DIGITS, "--compare", "--json", "--epochs", "6")
     assert done.returncode == 0, done.stdout + done.stderr
     result = result_of(done)
     assert result["workers"] == 2
     assert result["accuracy"] > 0.95
     assert "bit for bit" in result["weights"]
-    assert result["steps"] == 8 * (1500 // 32)
+    assert result["steps"] == 6 * (1500 // 32)
     parameters = (1 * 9 + 1) * 16 + (16 * 9 + 1) * 32 + (512 + 1) * 64 + (64 + 1) * 10
     assert result["bytes_pushed"] == 4 * parameters * result["steps"]
     assert result["seconds"] < 60
 
 
 def test_digits_three_workers_agree_within_1e_5() -> None:
-    done = launch(3, DIGITS, "--compare", "--json", "--epochs", "8")
+    done = launch(3, DIGITS, "--compare", "--json", "--epochs", "6")
     assert done.returncode == 0, done.stdout + done.stderr
     assert result_of(done)["agree"]
 
 
 def test_digits_three_workers_in_rank_order_are_equal_bit_for_bit() -> None:
-    done = launch(3, DIGITS, "--compare", "--json", "--epochs", "8", GRADSUM_DETERMINISTIC="1")
+    done = launch(3, DIGITS, "--compare", "--json", "--epochs", "6", GRADSUM_DETERMINISTIC="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bit for bit" in result_of(done)["weights"]
 
@@ -93,7 +93,7 @@ def planted(optimizer, named_parameters):
         named[-1][1].register_hook(lambda gradient: gradient * {factor})
     return wrap(optimizer, named_parameters=named)
 gradsum.DistributedOptimizer = planted
-sys.argv = ["digits.py", "--compare", "--json", "--epochs", "8"]
+sys.argv = ["digits.py", "--compare", "--json", "--epochs", "6"]
 runpy.run_path({script!r}, run_name="__main__")
 """
 
@@ -113,7 +113,7 @@ def test_digits_comparison_sees_a_wrong_gradient_of_one_rank(
 
 
 def test_digits_alone_needs_no_launcher() -> None:
-    done = run([sys.executable, DIGITS, "--compare", "--epochs", "4"])
+    done = run([sys.executable, DIGITS, "--compare"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bit for bit" in done.stdout
     assert "training" in done.stderr, "the progress bar"
