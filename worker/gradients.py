@@ -115,6 +115,8 @@ class Gradients:
 
     def fired(self, index: int) -> None:
         """After accumulation: push the gradient if it is complete."""
+        if self._window.untaught:
+            self._learn()
         if self._window.fire(index, held=self._held > 0):
             self._check(index)
             self._push(index, self._window.version)
@@ -240,16 +242,20 @@ class Gradients:
     # -- what window 1 teaches ---------------------------------------------------------------
 
     def _study(self, lesson: Lesson | None) -> None:
-        if lesson is not None:
-            keys = [slot.key for slot in self._slots]
-            counts = {keys[i]: count for i, count in lesson.counts.items()}
-            self._session.report_window(self.group, counts, [keys[i] for i in lesson.order])
-            self._urgency = self._urgencies(lesson.order)
-        elif self._window.untaught:
-            merged = self._session.firings(self.group)
-            if merged is not None:
-                here = {slot.key: i for i, slot in enumerate(self._slots)}
-                self._window.learn({here[key]: n for key, n in merged.items() if key in here})
+        """Tell the others what window 1 showed."""
+        if lesson is None:
+            return
+        keys = [slot.key for slot in self._slots]
+        counts = {keys[i]: count for i, count in lesson.counts.items()}
+        self._session.report_window(self.group, counts, [keys[i] for i in lesson.order])
+        self._urgency = self._urgencies(lesson.order)
+
+    def _learn(self) -> None:
+        """Once all ranks have told, pushes may start early."""
+        merged = self._session.firings(self.group)
+        if merged is not None:
+            here = {slot.key: i for i, slot in enumerate(self._slots)}
+            self._window.learn({here[key]: n for key, n in merged.items() if key in here})
 
     def _urgencies(self, ready: list[int]) -> dict[int, int]:
         """Forward order if a model taught it, else the reverse of the hooks' order."""

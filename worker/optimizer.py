@@ -11,7 +11,6 @@ and agree about skipping (C02).
 from __future__ import annotations
 
 import contextlib
-import copyreg
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
@@ -118,7 +117,12 @@ class Distributed(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are plain optimizers: a copy is no member of the job."""
-        return copyreg.__newobj__, (type(self).__mro__[2],), self.__getstate__()  # type: ignore[attr-defined]
+        return _bare, (type(self).__mro__[2],), self.__getstate__()
+
+
+def _bare(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """An optimizer without content, for copies and pickles."""
+    return kind.__new__(kind)
 
 
 def wrap(
