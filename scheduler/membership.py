@@ -80,10 +80,16 @@ class Member:
 
 def _small(info: dict[str, Any]) -> bool:
     """Whether counters can be passed on in a status with many members."""
-    try:
-        return len(pack(info)) <= MAX_INFO
-    except (ValueError, OverflowError):  # nested too deep, as only a stranger would
-        return False
+    return _shallow(info, 4) and len(pack(info)) <= MAX_INFO
+
+
+def _shallow(value: Any, levels: int) -> bool:
+    """No deeper than ``levels``: what can be read can be too deep to be written again."""
+    if isinstance(value, dict):
+        return levels > 0 and all(_shallow(item, levels - 1) for item in value.values())
+    return not isinstance(value, tuple) or (
+        levels > 0 and all(_shallow(item, levels - 1) for item in value)
+    )
 
 
 def listing(numbers: Iterable[int]) -> str:

@@ -2,8 +2,10 @@
 
 ZeroMQ tells a ROUTER nothing when a peer goes. But each received frame knows the descriptor of the
 connection that it came by (SRCFD), and the socket's monitor tells which descriptor was closed. One
-I/O thread makes both streams, so a descriptor that is used again is told apart by taking the
-monitor's events before a new routing id is noted.
+I/O thread makes both streams; the monitor's events are taken before a new routing id is noted, so an
+event that follows is not about an earlier connection with the same descriptor. A connection that
+was closed before its first message was read is reported with the next one of its descriptor; until
+then the ROUTER itself refuses to send to it.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ class Closings:
     def __init__(self, router: Socket) -> None:
         self._router = router
         self._monitor = router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._fds: dict[int, bytes] = {}
-        self._peers: dict[bytes, int] = {}
+        self._fds: dict[int, list[bytes]] = {}
+        self._peers: set[bytes] = set()
         self._closed: OrderedDict[bytes, None] = OrderedDict()
         self._news: list[bytes] = []
 
@@ -42,9 +44,8 @@ class Closings:
         if peer in self._peers or peer in self._closed:
             return
         self._drain()
-        fd = int(frame.get(zmq.SRCFD))
-        self._peers[peer] = fd
-        self._fds[fd] = peer
+        self._peers.add(peer)
+        self._fds.setdefault(int(frame.get(zmq.SRCFD)), []).append(peer)
 
     def take(self) -> list[bytes]:
         """The routing ids whose connections have closed since the last call."""
@@ -60,9 +61,8 @@ class Closings:
     def _drain(self) -> None:
         while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-            peer = self._fds.pop(int(event["value"]), None)
-            if peer is not None:
-                del self._peers[peer]
+            for peer in self._fds.pop(int(event["value"]), ()):
+                self._peers.remove(peer)
                 self._remember(peer)
                 self._news.append(peer)
 

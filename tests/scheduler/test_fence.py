@@ -1,0 +1,135 @@
+"""Fences as such: numbers, steps, refusals, versions (E1, V3)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradsum.errors import MismatchError
+from gradsum.proto.control import AtFence, Fence, FenceAck
+from gradsum.scheduler.fence import Change, Fences
+from gradsum.scheduler.table import Table
+
+from .cast import spec
+
+
+@pytest.fixture
+def table() -> Table:
+    table = Table()
+    for name, first in (("a", 1), ("b", 1), ("c", 6)):
+        table.append(spec(name, 4, first=first))
+    return table
+
+
+def opened(*steps: int) -> Fences:
+    fences = Fences()
+    for step in steps:
+        fences.seen(step)
+    fences.request(Change(slice_bytes=4096))
+    assert fences.open(3, 0.0) is not None
+    return fences
+
+
+def test_a_fence_lies_two_above_the_highest_known_step() -> None:
+    fences = opened(4, 9, 2)
+    assert fences.current == Fence(1, 3, 11)
+
+
+def test_one_at_a_time_and_equal_requests_once() -> None:
+    fences = Fences()
+    assert fences.open(1, 0.0) is None
+    for _ in range(3):
+        fences.request(Change())
+    fences.request(Change(pack_bytes=5))
+    assert fences.open(1, 0.0) == Fence(1, 1, 2)
+    assert fences.open(1, 0.0) is None
+    fences.close()
+    assert fences.open(2, 0.0) == Fence(2, 2, 2)
+    assert fences.change == Change(pack_bytes=5)
+    fences.close()
+    assert fences.open(2, 0.0) is None
+
+
+def test_a_refusal_gives_a_new_number_and_a_later_step_and_forgets_all_answers() -> None:
+    fences = opened(4)
+    fences.ack(0, FenceAck(1, True, 5))
+    fences.arrive(0, AtFence(1, {}))
+    assert fences.ack(1, FenceAck(1, False, 8)) == Fence(2, 3, 10)
+    assert fences.awaited({0, 1}) == [0, 1]
+    assert fences.ack(1, FenceAck(1, False, 8)) is None, "an old refusal"
+    fences.arrive(0, AtFence(1, {}))
+    fences.arrive(1, AtFence(2, {}))
+    assert not fences.complete({0, 1}), "rank 0 was at the old fence"
+    fences.arrive(0, AtFence(2, {}))
+    assert fences.complete({0, 1})
+
+
+def test_complete_needs_every_active_rank_and_at_least_one() -> None:
+    fences = opened(0)
+    fences.ack(0, FenceAck(1, True, 0))
+    assert not fences.complete({0})
+    fences.arrive(0, AtFence(1, {}))
+    assert fences.complete({0})
+    assert not fences.complete({0, 1})
+    assert not fences.complete(set())
+
+
+def test_versions_are_merged_over_ranks_and_filled_up(table: Table) -> None:
+    fences = opened(0)
+    fences.arrive(0, AtFence(1, {0: 7}))
+    fences.arrive(1, AtFence(1, {0: 7, 2: 9}))
+    assert fences.agreed(table, {}) == {0: 7, 1: 0, 2: 9}
+    assert fences.agreed(table, {1: 4}) == {0: 7, 1: 4, 2: 9}
+
+
+def test_versions_of_an_unused_tensor_start_before_its_first(table: Table) -> None:
+    fences = opened(0)
+    fences.arrive(0, AtFence(1, {}))
+    assert fences.agreed(table, {}) == {0: 0, 1: 0, 2: 5}
+
+
+def test_versions_that_differ_are_an_error_naming_tensor_and_ranks(table: Table) -> None:
+    fences = opened(0)
+    fences.arrive(0, AtFence(1, {0: 7, 1: 3}))
+    fences.arrive(1, AtFence(1, {0: 7, 1: 4}))
+    with pytest.raises(MismatchError, match="'b' is at version 3 on rank 0 and at version 4 on"):
+        fences.agreed(table, {})
+
+
+def test_abort_before_the_commit_only() -> None:
+    fences = opened(0)
+    fences.request(Change(pack_bytes=1))
+    assert fences.abort() == 1
+    assert fences.given_up == Fence(1, 3, 2)
+    assert fences.open(3, 0.0) is None, "what waited is given up too"
+    fences.request(Change())
+    assert fences.open(3, 0.0) == Fence(2, 3, 2), "numbers are never used again"
+    assert fences.given_up is None
+    fences.commit()
+    assert fences.abort() == 0
+    assert fences.current == Fence(2, 3, 2)
+    assert fences.ack(0, FenceAck(2, False, 50)) is None
+
+
+def test_a_rank_that_missed_the_fence_is_told_again() -> None:
+    fences = opened(0)
+    assert fences.unheard(0, 0) == Fence(1, 3, 2)
+    fences.ack(0, FenceAck(1, True, 0))
+    assert fences.unheard(0, 1) is None
+    assert fences.unheard(0, 2) == Fence(1, 3, 2), "it is there, yet we have not heard so"
+    fences.arrive(0, AtFence(1, {}))
+    assert fences.unheard(0, 2) is None
+
+
+def test_a_fence_that_lasts_is_reported_once() -> None:
+    fences = opened(0)
+    assert fences.late(59.9, 60.0) is None
+    assert fences.late(60.0, 60.0) == Fence(1, 3, 2)
+    assert fences.late(61.0, 60.0) is None
+
+
+def test_nonsense_steps_do_not_move_the_fence() -> None:
+    fences = Fences()
+    for step in (-5, 1 << 63, (1 << 64) - 1):
+        fences.seen(step)
+    fences.request(Change())
+    assert fences.open(1, 0.0) == Fence(1, 1, 2)
