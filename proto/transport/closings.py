@@ -2,7 +2,7 @@
 
 ZeroMQ tells a ROUTER nothing when a peer goes. But each received frame knows the descriptor of the
 connection that it came by (SRCFD), and the socket's monitor tells which descriptor was closed. One
-I/O thread makes both streams; the monitor's events are taken before a new routing id is noted, so an
+I/O thread makes both streams; the monitor's events are taken before a routing id is noted, so an
 event that follows is not about an earlier connection with the same descriptor. A connection that
 was closed before its first message was read is reported with the next one of its descriptor; until
 then the ROUTER itself refuses to send to it.
