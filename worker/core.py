@@ -543,6 +543,8 @@ class Core:
 
     def _finish(self, round_: UnitRound, now: float) -> None:
         stream = round_.stream
+        if stream.last is not None:
+            stream.last.release()
         stream.base, stream.round, stream.last = round_.version, None, round_
         for op in round_.ops:
             self._complete(op)
@@ -689,6 +691,7 @@ class Core:
             if flight.phase in (Phase.ACKING, Phase.SENT, Phase.QUEUED) and round_ is stream.round:
                 self._root_stable(flight, now)
             elif round_ is stream.last and all(f.stable for f in round_.flights):
+                round_.release()
                 stream.last = None
                 stream.ack_due = float("inf")
 

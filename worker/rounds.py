@@ -104,6 +104,11 @@ class UnitRound:
         self.payloads: list[Any] = []
         self.error: Callable[[Op], GradsumError] | None = None
 
+    def release(self) -> None:
+        """Let go of the retained sum at once: void timers may refer to this round for a while."""
+        self.payloads.clear()
+        self.source = None
+
     def pack(self) -> None:
         """Collect the members' bytes: one tensor as it lies, several in the stream's buffer."""
         unit = self.stream.unit
