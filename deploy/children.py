@@ -24,7 +24,7 @@ from gradsum.deploy.output import Lines
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TAIL = 50
-_ERROR = re.compile(r"(?:[A-Za-z_][\w.]*: |gradsum: |Traceback )")
+_ERROR = re.compile(r"((?!DEBUG|INFO|WARNING)[A-Za-z_][\w.]*: .*)|\[\w+\] \S+ ERROR \S+: (.*)")
 
 
 @dataclass(slots=True)
@@ -51,10 +51,14 @@ class Child:
 
     @property
     def cause(self) -> str:
-        """The last line on stderr that looks like an error, else the last that says anything."""
+        """The last line on stderr that looks like an error; "" if none does.
+
+        Python prints the text of ``sys.exit("text")`` alone, with exit code 1.
+        """
         said = [line for line in self.tail if line.strip() and not line[0].isspace()]
-        errors = [line for line in said if _ERROR.match(line)]
-        return (errors or said or [""])[-1]
+        errors = [match[1] or match[2] for line in said if (match := _ERROR.match(line))]
+        alone = said if self.code == 1 and not self.daemon else []
+        return (errors or alone or [""])[-1]
 
     @property
     def victim(self) -> bool:
@@ -71,7 +75,8 @@ class Child:
             how = f"was killed by {signal.Signals(-code).name}{hint}, exit code {self.code}"
         else:
             how = f"failed with exit code {self.code}"
-        return f"{self.name} {how}" + (f": {self.cause}" if self.cause else "")
+        who = f"{self.name} (pid {self.process.pid})" if self.daemon else self.name
+        return f"{who} {how}" + (f": {self.cause}" if self.cause else "")
 
 
 def become_reaper() -> None:

@@ -52,6 +52,7 @@ class Launch:
     master_port: int | None = None
     grace: float = 10.0
     start_timeout: float = 30.0
+    unknown: tuple[str, ...] = ()  # misspelt variables: said once, so the daemons need not
     verbose: bool = False  # daemons at INFO, with what they print
     daemon: tuple[str, ...] = DAEMON
 
@@ -78,6 +79,7 @@ class _Job:
         self._children: list[Child] = []
         self._failed: list[Child] = []  # in the order in which they were seen to fail
         self._signals: list[int] = []
+        self._ending = False
 
     def run(self) -> int:
         with self._signals_seen():
@@ -122,6 +124,7 @@ class _Job:
         """Coordinator, then servers; the coordinator's address once it is bound."""
         launch, file = self._launch, self._folder / "coordinator"
         env = ranks.clean(launch.env) | {"GRADSUM_JOB": launch.job}
+        env = {name: value for name, value in env.items() if name not in launch.unknown}
         sizes = ("--workers", str(launch.layout.world), "--servers", str(launch.servers))
         where = ("--bind", "127.0.0.1:0", "--port-file", str(file))
         command = (*launch.daemon, "coordinator", *where, *sizes, *self._daemon_flags())
@@ -215,8 +218,8 @@ class _Job:
             child.tail.append(line.decode(errors="replace"))
         if not child.daemon:
             self._console.line(number, child.label, line)
-        elif number == 2 or self._launch.verbose:
-            self._console.line(2, child.label, line)
+        elif self._launch.verbose or (number == 2 and not self._ending):
+            self._console.line(2, child.label, line)  # ended by us, a daemon says nothing new
 
     # the end
 
@@ -237,9 +240,9 @@ class _Job:
             return 128 + self._signals[0]
         if not self._failed:
             return 0
-        guilty = [child for child in self._failed if not child.victim] or self._failed
-        self._console.note(guilty[0].story())
-        return guilty[0].code or 1
+        guilty = min(self._failed, key=lambda child: (child.victim, child.label != "coordinator"))
+        self._console.note(guilty.story())
+        return guilty.code or 1
 
     def _drain(self) -> int:
         """All workers ended well: daemons end by themselves, or are told to."""
@@ -249,6 +252,7 @@ class _Job:
     def _end(self) -> None:
         """End every process that is left, workers first; returns when none is."""
         start, interrupts = time.monotonic(), len(self._signals)
+        self._ending = True
         told: set[psutil.Process] = set()
         while (left := descendants()) or any(child.running for child in self._children):
             late = time.monotonic() - start - self._launch.grace

@@ -16,7 +16,8 @@ from typing import BinaryIO
 
 MAX_LINE = 1 << 20
 BAR_INTERVAL = 10.0
-_NAMED = re.compile(rb"\[(w\d+|s\d+|server|coordinator)\] ")
+_NAMED = re.compile(rb"\[(w\d+|s\d+|coordinator)\] ")
+_UNNUMBERED = re.compile(rb"\[(w|server)\] ")  # before it knows its number: the label does
 _CLEAR = b"\r\x1b[K"
 
 
@@ -68,7 +69,10 @@ class Console:
 
     def line(self, stream: int, label: str, text: bytes) -> None:
         """One line; a bar on the screen moves down."""
-        bar, prefix = self._bar, b"" if _NAMED.match(text) else f"[{label}] ".encode()
+        bar = self._bar
+        if unnumbered := _UNNUMBERED.match(text):
+            text = text[unnumbered.end() :]
+        prefix = b"" if _NAMED.match(text) else f"[{label}] ".encode()
         if bar:
             self._write(bar[0], _CLEAR)
         self._write(stream, prefix + text + b"\n")

@@ -172,3 +172,18 @@ def test_launch_gives_settings_to_its_children(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "[w0] 4K 1 j ['--', '-m']", f"[w0] {tmp_path / 'a.toml'}"]  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_launch_says_once_that_a_variable_means_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADSUM_SLICE_BYTE", "7")
+    words = ["launch", "--standalone", "--servers", "2", "--", "true"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gradsum", *words],
+        cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert done.stderr.count("GRADSUM_SLICE_BYTE means nothing") == 1
+    assert "did you mean GRADSUM_SLICE_BYTES?" in done.stderr

@@ -69,7 +69,7 @@ def _start_log(settings: Settings, prefix: str) -> None:
     logger = log.setup(settings.log_level, settings.log_format, prefix)
     for name in settings.unknown:
         meant = suggestion(name)
-        logger.warning("%s means nothing here%s", name, f"; {meant}?" if meant else "")
+        logger.warning("%s means nothing%s", name, f"; did you mean {meant}?" if meant else "")
 
 
 def _coordinator(args: argparse.Namespace) -> int:
@@ -112,6 +112,7 @@ def _launch(args: argparse.Namespace) -> int:
             hint="run gradsum coordinator and gradsum server, and launch with --coordinator",
         )
     settings = load(vars(args), without_ranks(os.environ))
+    _start_log(settings, "[launch]")
     return run(
         Launch(
             command=tuple(command),
@@ -124,6 +125,7 @@ def _launch(args: argparse.Namespace) -> int:
             master_port=args.master_port,
             grace=args.grace,
             start_timeout=settings.connect_timeout,
+            unknown=settings.unknown,
             verbose=args.verbose,
         )
     )

@@ -157,7 +157,7 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], file: Path | None = N
 
 def suggestion(name: str) -> str | None:
     """The GRADSUM_ variable that a misspelt one most likely means."""
-    close = difflib.get_close_matches(name, [o.variable for o in options()], n=1)
+    close = difflib.get_close_matches(name, [o.variable for o in options()], n=1, cutoff=0.8)
     return close[0] if close else None
 
 

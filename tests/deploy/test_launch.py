@@ -3,77 +3,41 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.deploy.processes import LIMIT, Processes
+
 DRIVER = Path(__file__).with_name("stub_launch.py")
-LIMIT = 30.0
 END = "import os, pathlib; pathlib.Path(os.environ['STUB_FOLDER'], 'end').touch()\n"
 
 
-class Bench:
-    """Starts launchers whose descendants carry a marker in their environment."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.marker = f"GRADSUM_TEST={uuid.uuid4().hex}"
-        self.started: list[subprocess.Popen[str]] = []
+class Bench(Processes):
+    """Starts launchers with stub daemons."""
 
     def start(
         self, *command: str, workers: int = 1, servers: int = 0, grace: float = 5.0, **env: str
     ) -> subprocess.Popen[str]:
-        name, _, value = self.marker.partition("=")
-        full = os.environ | {"STUB_FOLDER": str(self.folder), name: value} | env
-        words = [sys.executable, str(DRIVER), str(workers), str(servers), str(grace), *command]
-        process = subprocess.Popen(
-            words, env=full, cwd=self.folder, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
-        self.started.append(process)
-        return process
+        numbers = (str(workers), str(servers), str(grace))
+        words = [sys.executable, str(DRIVER), *numbers, *command]
+        return self.spawn(words, STUB_FOLDER=str(self.folder), **env)
 
     def python(self, code: str, **options: Any) -> subprocess.Popen[str]:
         return self.start(sys.executable, "-u", "-c", code, **options)
-
-    def end(self, process: subprocess.Popen[str]) -> tuple[int, str, str]:
-        out, err = process.communicate(timeout=LIMIT)
-        return process.returncode, out, err
-
-    def alive(self) -> list[int]:
-        """Processes that carry the marker."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    environ = (entry / "environ").read_bytes()
-                except OSError:
-                    continue
-                if self.marker.encode() in environ:
-                    found.append(int(entry.name))
-        return found
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
-    for process in bench.started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate(timeout=LIMIT)
-    left = bench.alive()
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert not left, "processes left behind"
+    bench.close()
 
 
 Eventually = Callable[..., None]
@@ -190,7 +154,8 @@ def test_c19_crashed_server_ends_the_job_and_is_named(bench: Bench) -> None:
     )
     status, _, err = bench.end(bench.python(code, workers=2, servers=1, STUB_SERVER="crash"))
     assert status == 137
-    assert "server 0 was killed by SIGKILL" in err
+    assert "gradsum launch: server 0 (pid" in err
+    assert "was killed by SIGKILL" in err
 
 
 @pytest.mark.slow
@@ -231,7 +196,8 @@ def test_c89_daemons_that_do_not_end_are_told_to(bench: Bench) -> None:
 def test_c89_a_daemon_that_fails_at_the_end_fails_the_job(bench: Bench) -> None:
     status, _, err = bench.end(bench.python(END, servers=1, STUB_SERVER="fail"))
     assert status == 1
-    assert "server 0 failed with exit code 1" in err
+    assert "gradsum launch: server 0 (pid" in err
+    assert "failed with exit code 1" in err
 
 
 @pytest.mark.slow
@@ -240,7 +206,7 @@ def test_c85_a_coordinator_that_cannot_bind_ends_the_launch_at_once(bench: Bench
     status, _, err = bench.end(bench.python(END, servers=1, STUB_COORDINATOR="busy"))
     assert status == 2
     assert time.monotonic() - start < 5
-    assert "the coordinator failed with exit code 2: gradsum: cannot listen" in err
+    assert "failed with exit code 2: gradsum: cannot listen" in err
 
 
 @pytest.mark.slow
@@ -257,7 +223,7 @@ def test_daemons_are_quiet_unless_asked(bench: Bench) -> None:
     _, out, err = bench.end(bench.python(END, servers=1, STUB_VERBOSE="1"))
     assert "[coordinator] coordinator ready" in err
     assert "[s0] server ready" in err
-    assert "[server] log line" in err, "a line that names its speaker gets no second name"
+    assert "[s0] log line" in err, "a line that names its speaker gets no second name"
     assert "ready" not in out
 
 

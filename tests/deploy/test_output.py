@@ -75,9 +75,10 @@ def test_streams_stay_apart_and_lines_are_named_once() -> None:
     console.line(1, "w0", b"to out")
     console.line(2, "w1", b"to err")
     console.line(2, "s0", b"[s3] 12:00:00 WARNING x")
+    console.line(2, "w4", b"[w] 12:00:00 WARNING y")
     console.line(1, "w0", b"[data] is no name")
     assert out.getvalue() == b"[w0] to out\n[w0] [data] is no name\n"
-    assert err.getvalue() == b"[w1] to err\n[s3] 12:00:00 WARNING x\n"
+    assert err.getvalue() == (b"[w1] to err\n[s3] 12:00:00 WARNING x\n[w4] 12:00:00 WARNING y\n")
 
 
 def test_a_bar_in_a_file_is_a_line_now_and_then() -> None:
