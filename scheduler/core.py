@@ -30,10 +30,8 @@ from gradsum.proto.control import (
     Replan,
     StatusQuery,
     StatusReply,
-    Waiting,
     Welcome,
 )
-from gradsum.scheduler.admission import place_for
 from gradsum.scheduler.events import Action, Disconnected, Event, JobOver, Received, Stop, Tick
 from gradsum.scheduler.gather import failed
 from gradsum.scheduler.job import Config, Job
@@ -218,27 +216,10 @@ class CoordinatorCore:
     # ---- joining
 
     def _hello(self, peer: bytes, hello: Hello) -> None:
-        member = self._members.known(peer, hello)
-        if member is not None:
-            self._members.rebind(member.token, peer, self._now)
-            self._welcome(member)
+        """Open a job with its first worker, say who is awaited, or catch a member up."""
+        member = self._lobby.receive(peer, hello, self._now)
+        if member is None:
             return
-        place = place_for(self._members, hello)
-        if place is None:
-            self._lobby.postpone(peer, hello)
-            return
-        self._lobby.forget(peer)
-        if isinstance(place, Refusal):
-            who = f"{hello.role[:40]} ({hello.host[:200]}:pid {hello.pid})"
-            self._post.log("warning", f"{who} refused: {place.message}")
-            self._post.peer(peer, place)
-            return
-        member = self._members.enter(place, peer, hello, self._now)
-        self._post.log("info", f"{member.title} is here, incarnation {member.incarnation}")
-        self._welcome(member)
-
-    def _welcome(self, member: Member) -> None:
-        """Greet; open a job with its first worker, say who is awaited, or catch a member up."""
         config, rank = self._config, member.rank
         born = (member.incarnation, member.token)
         welcome = Welcome(self._id, rank, config.workers, *born, config.heartbeat, config.lease)
@@ -251,8 +232,7 @@ class CoordinatorCore:
             self._departed.clear()
             self._lobby.open(self._now)
         if self._phase is Phase.WAITING and not self._members.complete:
-            self._post.peer(member.peer, Waiting(self._lobby.text))
-            self._wait()
+            self._lobby.greet(member, self._now)
 
     def _remind(self, member: Member) -> None:
         """What a member may have missed while its connection was closed."""
@@ -363,7 +343,7 @@ class CoordinatorCore:
     def _lose(self, member: Member, cause: str) -> None:
         """A member is gone without leave. Before the job runs this only frees its place."""
         text = f"{member.title} ended: {cause}"
-        self._post.log("warning", text)
+        self._post.log("info" if self._phase is Phase.FAILED else "warning", text)
         self._depart(member, State.LOST)
         if self._phase is Phase.RUNNING:
             hint = "its own output says why; start the job again"

@@ -10,8 +10,9 @@ from typing import Final
 
 from gradsum.errors import StallTimeout
 from gradsum.proto.control import Hello, Refusal, Waiting
+from gradsum.scheduler.admission import place_for
 from gradsum.scheduler.job import Config
-from gradsum.scheduler.membership import Membership
+from gradsum.scheduler.membership import Member, Membership
 from gradsum.scheduler.post import Post
 
 MAX_LATER: Final = 4096
@@ -59,7 +60,33 @@ class Lobby:
                 self._post.log("info", self.text)
         return None
 
-    def postpone(self, peer: bytes, hello: Hello) -> None:
+    def greet(self, member: Member, now: float) -> None:
+        """Tell a newcomer, or everybody if it is time."""
+        if now >= self._repeat:
+            self.announce(now)
+        else:
+            self._post.peer(member.peer, Waiting(self.text))
+
+    def receive(self, peer: bytes, hello: Hello, now: float) -> Member | None:
+        """The member that says hello, for the first time or again; None if refused or put off."""
+        member = self._members.known(peer, hello)
+        if member is not None:
+            return self._members.rebind(member.token, peer, now)
+        place = place_for(self._members, hello)
+        if place is None:
+            self._postpone(peer, hello)
+            return None
+        self.forget(peer)
+        if isinstance(place, Refusal):
+            who = f"{hello.role[:40]} ({hello.host[:200]}:pid {hello.pid})"
+            self._post.log("warning", f"{who} refused: {place.message}")
+            self._post.peer(peer, place)
+            return None
+        member = self._members.enter(place, peer, hello, now)
+        self._post.log("info", f"{member.title} is here, incarnation {member.incarnation}")
+        return member
+
+    def _postpone(self, peer: bytes, hello: Hello) -> None:
         """Keep a Hello that cannot be decided before the running job has ended."""
         if peer not in self._later:
             if len(self._later) >= MAX_LATER:
