@@ -1,12 +1,7 @@
-"""The server process: allocator, signals, and one process per shard.
-
-Fresh pages cost more than the sum (first touch of 4 MiB is ~50 times slower than warm memory), so
-glibc is told to keep freed memory instead of returning it to the kernel (DESIGN 7).
-"""
+"""The server process: signals, and one process per shard."""
 
 from __future__ import annotations
 
-import ctypes
 import signal
 import subprocess
 import sys
@@ -17,24 +12,10 @@ from typing import Final
 from gradsum import log
 from gradsum.config import Settings
 from gradsum.errors import ConfigError
+from gradsum.proto.transport.memory import keep_freed_memory
 from gradsum.server.shard import Shard
 
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
-_M_ARENA_MAX: Final = -8
-_MMAP_ABOVE: Final = 32 << 20  # the most that glibc takes
-_KEEP: Final = 1 << 30
 _GRACE: Final = 5.0
-
-
-def keep_memory() -> bool:
-    """Freed memory stays ours, in one arena for all threads; False where the libc cannot."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return False
-    options = ((_M_MMAP_THRESHOLD, _MMAP_ABOVE), (_M_TRIM_THRESHOLD, _KEEP), (_M_ARENA_MAX, 1))
-    return all([bool(mallopt(*option)) for option in options])
 
 
 def run(settings: Settings, shards: int, once: bool, port_file: Path | None = None) -> int:
@@ -49,7 +30,7 @@ def run(settings: Settings, shards: int, once: bool, port_file: Path | None = No
     if shards > 1:
         return _supervise(shards)
     log.setup(settings.log_level, settings.log_format, "[server]")
-    keep_memory()
+    keep_freed_memory(one_arena=True)
     shard = Shard(settings, once)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: shard.stop())

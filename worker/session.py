@@ -20,6 +20,7 @@ from gradsum.proto import control
 from gradsum.proto.address import parse_address
 from gradsum.proto.codec import pack, unpack
 from gradsum.proto.limits import MAX_GATHER, PROTOCOL
+from gradsum.proto.transport.memory import keep_freed_memory
 from gradsum.scheduler.policy import SUM, require_built
 from gradsum.scheduler.table import TensorSpec
 from gradsum.worker import core as protocol
@@ -81,6 +82,7 @@ class Session:
 
         Raises Unreachable, Refused or StallTimeout, each naming the address or who is missing.
         """
+        keep_freed_memory(one_arena=False)
         session = cls(settings)
         session._comm.start()
         if not session._ready.wait(settings.start_timeout + 10.0):

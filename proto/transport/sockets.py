@@ -3,7 +3,8 @@
 Rules: one bind function; loopback unless ``insecure`` was asked for; MAXMSGSIZE on every socket; a
 handshake has 5 s; a ROUTER reports what it cannot deliver (MANDATORY) and routing ids are generated
 by it; linger is 0 unless the caller closes with another (F6); high-water marks are a backstop of
-complete messages, the real bound is byte credit (F1).
+complete messages, the real bound is byte credit (F1); kernel send buffers are small, since what is
+in them cannot be overtaken by a more urgent slice (DESIGN 6).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ Context = zmq.Context[Socket]
 CONTROL_LIMIT: Final = MAX_CONTROL
 DATA_LIMIT: Final = MAX_SLICE + MAX_HEADER
 _HWM: Final = 100_000
+_SEND_BUFFER: Final = 256 << 10
 
 
 def new_context() -> Context:
@@ -37,7 +39,7 @@ def _set_limits(socket: Any, max_message: int, heartbeat: float) -> None:
     socket.setsockopt(zmq.HANDSHAKE_IVL, 5_000)
     socket.setsockopt(zmq.SNDHWM, _HWM)
     socket.setsockopt(zmq.RCVHWM, _HWM)
-    socket.setsockopt(zmq.IMMEDIATE, 0)
+    socket.setsockopt(zmq.SNDBUF, _SEND_BUFFER)
     if heartbeat > 0:
         socket.setsockopt(zmq.HEARTBEAT_IVL, int(heartbeat * 1000))
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(heartbeat * 20_000))
