@@ -49,6 +49,10 @@ from gradsum.scheduler.job import Config
 BATCH: Final = 256
 """Messages between two looks at the clock and the signals."""
 
+PATIENCE: Final = 100
+"""Full batches until deadlines count again. After a pause of this process (stopped, swapped) the
+heartbeats that wait must be read before anybody is called silent."""
+
 LINGER_MS: Final = 1000
 """How long the last messages may take to go out."""
 
@@ -149,6 +153,7 @@ class _Shell:
         self._core = CoordinatorCore(config, secrets.token_hex(8), lambda: secrets.token_bytes(16))
         self._junk = RateLimited(_LOG, 5.0)
         self._junk_count = 0
+        self._full = 0  # batches in a row that did not empty the socket
         self._events: list[Event] = []
         self._timer: asyncio.TimerHandle | None = None
         self._over: asyncio.Future[int] | None = None
@@ -189,13 +194,13 @@ class _Shell:
 
     def _wake(self) -> None:
         """Handle a batch of messages, what closed before they came, and a deadline that passed."""
-        for _ in range(BATCH):
-            if not self._receive():
-                break
+        emptied = not all(self._receive() for _ in range(BATCH))
+        self._full = 0 if emptied else self._full + 1
         self._events += [Disconnected(peer) for peer in self._closings.take()]
         self._handle()
         deadline = self._core.next_deadline()
-        if deadline is not None and time.monotonic() >= deadline:
+        due = deadline is not None and time.monotonic() >= deadline
+        if due and (emptied or self._full >= PATIENCE):
             self._events.append(Tick())
             self._handle()
         self._set_timer()
