@@ -1,7 +1,7 @@
 """The end of training and its proof: ``join`` for uneven batch counts, ``assert_in_sync``.
 
-Rules: after ``join`` a rank counts in every divisor and gives nothing (E7); the last rank to join
-has made all steps, so its weights are everybody's. Comparing costs one hash per tensor.
+Rules: after ``join`` a rank counts in every divisor and gives nothing (E7); the rank that went on
+longest has made all steps, so its weights are everybody's. Comparing costs one hash per tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def join(client: Client, states: tuple[Any, ...]) -> int:
     """Take no further part in sums, wait for the others, take the last rank's tensors.
 
     states: modules, wrapped optimizers or dicts of tensors; by default the parameters of all
-    wrapped optimizers. Returns the rank that joined last.
+    wrapped optimizers. Returns the rank that went on longest.
     """
     client.session.check()
     optimizers = client.optimizers()
@@ -33,9 +33,15 @@ def join(client: Client, states: tuple[Any, ...]) -> int:
         optimizer.flush()
     chosen = states or tuple(optimizers)
     named = [pair for i, state in enumerate(chosen) for pair in _tensors(f"join.{i}.", state)]
-    last = client.session.join()
+    last = _furthest(client, client.session.join(), sum(o.windows for o in optimizers))
     broadcast.tensors(client, named, last)
     return last
+
+
+def _furthest(client: Client, last: int, windows: int) -> int:
+    """The rank that closed the most windows; ``last`` if it is one of several."""
+    seen = client.session.gather("join", windows)
+    return max(seen, key=lambda rank: (seen[rank], rank == last, -rank))
 
 
 def _tensors(prefix: str, state: Any) -> list[tuple[str, torch.Tensor]]:

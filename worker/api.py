@@ -160,14 +160,20 @@ def _start(
     )
 
 
+def _handle(handle: object) -> PushPullHandle:
+    if isinstance(handle, PushPullHandle):
+        return handle
+    raise TypeError(f"{type(handle).__name__} is no handle: pass what push_pull_async returned")
+
+
 def poll(handle: PushPullHandle) -> bool:
     """Whether ``synchronize(handle)`` would return at once."""
-    return handle.poll()
+    return _handle(handle).poll()
 
 
 def synchronize(handle: PushPullHandle) -> Any:
     """Wait for a handle's result; a second call returns the same tensor."""
-    return handle.wait()
+    return _handle(handle).wait()
 
 
 def broadcast_parameters(

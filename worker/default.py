@@ -34,7 +34,7 @@ class Default:
                     "already initialised with other settings", hint="call gradsum.shutdown() first"
                 )
             return
-        log.setup(settings.log_level, settings.log_format, "[w]")
+        log.setup(settings.log_level, settings.log_format, f"[w{settings.rank or 0}]")
         session = _session(settings)
         log.setup(settings.log_level, settings.log_format, f"[w{session.rank}]")
         self.client, self.settings = Client(session), settings

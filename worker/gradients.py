@@ -134,6 +134,11 @@ class Gradients:
     # -- the end of a window -----------------------------------------------------------------
 
     @property
+    def windows(self) -> int:
+        """Windows closed so far."""
+        return self._window.version - 1
+
+    @property
     def touched(self) -> bool:
         """Whether a hook fired since the last close."""
         return self._window.touched

@@ -79,6 +79,11 @@ class Distributed(torch.optim.Optimizer):
         """End the window: wait until every gradient is the mean over the ranks."""
         self._gradients.close(self.__dict__["param_groups"])
 
+    @property
+    def windows(self) -> int:
+        """Windows closed so far, the same number on all ranks that are not behind."""
+        return self._gradients.windows
+
     def flush(self) -> None:
         """End the window if a hook fired since the last close."""
         if self._gradients.touched:

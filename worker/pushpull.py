@@ -90,10 +90,8 @@ def start(
     client.session.check()
     single = isinstance(tensors, torch.Tensor)
     pairs = _named(tensors, name)
-    specs = [
-        spec_of(each, tensor, client.policy(each), 1, _wire(compression, tensor))
-        for each, tensor in pairs
-    ]
+    policy = client.policy(name or "")
+    specs = [spec_of(each, tensor, policy, 1, _wire(compression, tensor)) for each, tensor in pairs]
     client.memory.require_free(pairs, inplace)
     entries = client.enter(specs)
     urgency = MOST_URGENT if priority is None else -priority

@@ -10,7 +10,7 @@ from gradsum.errors import MismatchError
 from gradsum.worker import agreement, broadcast
 from gradsum.worker.client import Client
 from gradsum.worker.optimizer import wrap
-from tests.worker.naive import NaiveCluster
+from tests.worker.naive import NaiveCluster, NaiveSession
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -44,6 +44,22 @@ def test_join_takes_modules_and_closes_open_windows() -> None:
         assert model.weight.grad is not None and model.weight.grad.tolist() == [[0.5, 0.5]]
 
     NaiveCluster(2).run(work)
+
+
+def test_join_trusts_the_windows_more_than_the_order_of_the_last_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(NaiveSession, "join", lambda self: 1)
+
+    def work(client: Client) -> int:
+        w = nn.Parameter(torch.tensor([0.0]))
+        optimizer = wrap(client, torch.optim.SGD([w], lr=0.1), [("w", w)])
+        if client.session.rank != 1:
+            client.session.cluster.joined.append(1)  # type: ignore[attr-defined]
+            optimizer.step()
+        return agreement.join(client, ())
+
+    assert NaiveCluster(2).run(work) == [0, 0]
 
 
 def test_join_refuses_what_holds_no_tensors() -> None:

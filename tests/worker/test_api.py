@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import subprocess
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 import gradsum
+from gradsum.config import load
 from gradsum.errors import ConfigError, UsageError
 from gradsum.worker import api
 from gradsum.worker.default import default
@@ -57,6 +59,14 @@ def test_every_public_name_is_there_and_documented() -> None:
             getattr(gradsum, name)
     with pytest.raises(AttributeError, match="no attribute 'push_pul'"):
         gradsum.push_pul  # noqa: B018
+
+
+def test_the_names_for_type_checkers_are_those_of_the_table() -> None:
+    tree = ast.parse(inspect.getsource(gradsum))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    told = {alias.asname: node.module for node in imports for alias in node.names}
+    assert told == gradsum._HOMES
 
 
 def test_arguments_keep_their_order() -> None:
@@ -129,6 +139,8 @@ def test_push_pull_in_all_its_forms() -> None:
     assert gradsum.push_pull_inplace(given, name="b") is given
     handle = gradsum.push_pull_async(given, average=False, name="c")
     assert gradsum.poll(handle)
+    with pytest.raises(TypeError, match="Tensor is no handle"):
+        gradsum.synchronize(given)
     assert gradsum.synchronize(handle) is gradsum.synchronize(handle)
     assert gradsum.synchronize(gradsum.push_pull_async_inplace([given], name="d"))[0] is given
     assert [t.tolist() for t in gradsum.push_pull([given, given + 1], name="e")] == [[1, 2], [2, 3]]
@@ -165,7 +177,7 @@ def test_c101_missing_variables_are_listed_together() -> None:
     with pytest.raises(ConfigError, match=r"(?s)coordinator, rank.*GRADSUM_COORDINATOR.*RANK"):
         gradsum.init(world_size=2)
     with pytest.raises(UsageError, match="not both"):
-        gradsum.init(default.settings or api.config.load({}, {}), rank=0)
+        gradsum.init(load({}, {}), rank=0)
     assert not gradsum.is_initialized()
 
 
