@@ -66,9 +66,10 @@ class Shard:
         self._context = new_context()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._bindings = Bindings()
+        self._adder = Adder()
         self._engine = Engine(
             window=settings.credit_bytes, skew=settings.skew_bytes,
-            park_bytes=settings.park_bytes, heartbeat=settings.heartbeat, adder=Adder(),
+            park_bytes=settings.park_bytes, heartbeat=settings.heartbeat, adder=self._adder,
         )  # fmt: skip
         self._welcome: control.Welcome | None = None
         self._heard = self._next_beat = time.monotonic()
@@ -328,6 +329,7 @@ class Shard:
                 self._adopt(message, now)
             case control.TableMessage():
                 specs = tuple(map(parse_spec, message.specs))
+                self._adder.prepare(spec.wire for spec in specs)
                 self._step(Extend(message.start, specs), now)
             case control.HeartbeatReply():
                 engine = self._engine

@@ -39,6 +39,9 @@ BATCH: Final = 32
 """Data frames taken from one server before the others have their turn."""
 
 FENCE_REPEAT: Final = 1.0
+QUIET_START: Final = 1.5
+"""Seconds in which members that come up together are not worth a warning."""
+
 LINGER: Final = 1_000
 
 Condition = Callable[[Core], bool]
@@ -66,6 +69,7 @@ class Comm(threading.Thread):
         self._connections: dict[int, Connection] = {}
         self._watches: list[tuple[Condition, Ticket]] = []
         self._fence_due = float("inf")
+        self._started_at = time.monotonic()
         self._next_look = 0.0
         self._next_warning = 0.0
 
@@ -282,7 +286,8 @@ class Comm(threading.Thread):
                 case news.FiringsNews():
                     self._session.firings_known(item.group, item.counts)
                 case news.WaitingNews():
-                    log.warning("%s", item.text)
+                    early = now - self._started_at < QUIET_START
+                    log.log(logging.INFO if early else logging.WARNING, "%s", item.text)
 
     def _core(self) -> Core:
         if self.core is None:
