@@ -38,7 +38,7 @@ def parameters(client: Client, params: Named, root: int = 0, prefix: str = "Para
 def tensors(client: Client, pairs: list[tuple[str, torch.Tensor]], root: int) -> None:
     """Broadcast named tensors, all in flight together."""
     policy = Policy(kind=BROADCAST, root=root)
-    specs = [spec_of(f"broadcast/{root}/{name}", t, policy) for name, t in pairs]
+    specs = [client.fitting(spec_of(f"broadcast/{root}/{name}", t, policy)) for name, t in pairs]
     entries = client.enter(specs)
     flight: list[tuple[Handle, BitSink | None]] = []
     for urgency, (entry, (_, tensor)) in enumerate(zip(entries, pairs, strict=True)):
@@ -88,10 +88,7 @@ def optimizer_state(client: Client, optimizer: torch.optim.Optimizer, root: int 
     plan = value(client, plan, root, "optimizer state")
     specs = [(t.dtype, tuple(t.shape)) for t in found] if am_root else _specs(plan)
     held = found if am_root else [torch.empty(shape, dtype=dtype) for dtype, shape in specs]
-    names = [
-        f"state/{i}/{dtype_name(dtype)}{list(shape)}" for i, (dtype, shape) in enumerate(specs)
-    ]
-    tensors(client, list(zip(names, held, strict=True)), root)
+    tensors(client, [(f"state/{i}", tensor) for i, tensor in enumerate(held)], root)
     if not am_root:
         state = _lower(plan, iter(held))
         _require_same_groups(own, state)

@@ -6,6 +6,7 @@ anything is sent; raw calls count versions per name (V2), on every rank alike. A
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Sequence
@@ -80,6 +81,19 @@ class Client:
     def policy(self, name: str) -> Policy:
         """The declared policy of a name, or the default: all ranks write and read."""
         return self._policies.get(name, _DEFAULT)
+
+    def fitting(self, spec: TensorSpec) -> TensorSpec:
+        """The spec under its own name or, where this rank used that for something else, ``name#2``.
+
+        For names that the user did not choose: two models may both have a "0.weight" (C08). Ranks
+        that make the same calls find the same name.
+        """
+        for count in itertools.count(1):
+            renamed = spec if count == 1 else spec._replace(name=f"{spec.name}#{count}")
+            entry = self._entries.get(renamed.name)
+            if entry is None or entry.spec == renamed:
+                break
+        return renamed
 
     def enter(self, specs: Sequence[TensorSpec]) -> list[Entry]:
         """Entries for the specs, those that are new registered in one call.

@@ -101,6 +101,20 @@ def test_repeated_broadcasts_count_versions() -> None:
     NaiveCluster(2).run(work)
 
 
+def test_c08_two_models_with_the_same_names() -> None:
+    def work(client: Client) -> None:
+        rank = client.session.rank
+        for size in (2, 3, 2, 4):
+            tensor = torch.full((size,), float(size + rank))
+            broadcast.parameters(client, {"0.weight": tensor})
+            assert tensor.tolist() == [size] * size
+
+    cluster = NaiveCluster(2)
+    cluster.run(work)
+    name = "broadcast/0/Parameter.0.weight"
+    assert [spec.name for spec in cluster.table.since(0)] == [name, f"{name}#2", f"{name}#3"]
+
+
 def test_shapes_that_differ_are_named() -> None:
     def work(client: Client) -> None:
         broadcast.parameters(client, {"w": torch.zeros(2 + client.session.rank)})
