@@ -9,10 +9,6 @@ faster than numpy and is imported when the first of them comes, since it costs 1
 
 from __future__ import annotations
 
-import importlib
-import sys
-import threading
-from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -92,12 +88,6 @@ class Adder:
     """Starts the right accumulator for a wire dtype."""
 
     __slots__ = ()
-
-    def prepare(self, wires: Iterable[str]) -> None:
-        """Begin to import torch beside the loop when a half type is announced: 2-3 s of silence
-        would look like a dead server."""
-        if "torch" not in sys.modules and not HALVES.isdisjoint(wires):
-            threading.Thread(target=importlib.import_module, args=("torch",), daemon=True).start()
 
     def start(self, wire: str, payload: Any) -> Accumulator:
         """An accumulator that owns ``payload`` from now on."""

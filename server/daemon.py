@@ -45,7 +45,7 @@ def run(settings: Settings, shards: int, once: bool, port_file: Path | None = No
 
 def _supervise(shards: int) -> int:
     """One process a shard, started with the same arguments; the first failure ends all."""
-    command = [sys.executable, "-m", "gradsum", *_single(sys.argv[1:])]
+    command = [sys.executable, "-m", "gradsum", *_single(sys.argv[1:]), "--shards", "1"]
     children = [subprocess.Popen(command) for _ in range(shards)]
 
     def forward(number: int, frame: object) -> None:

@@ -2,14 +2,18 @@
 
 One thread owns everything: the data and control ROUTERs, the connection to the coordinator and the
 slots, so there are no locks; libzmq's I/O thread receives while this one adds. It sleeps in poll
-and never spins. Frames that break the protocol are counted, logged at a limited rate, and harm nobody.
+and never spins. Frames that break the protocol are counted, logged at a limited rate, and harm
+nobody.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import socket
+import sys
+import threading
 import time
 from typing import Any, Final
 
@@ -22,6 +26,7 @@ from gradsum.proto import control, data, peer
 from gradsum.proto.address import Address, parse_address
 from gradsum.proto.control import CONTROL
 from gradsum.proto.data import decode_header, encode_header
+from gradsum.proto.dtypes import HALVES
 from gradsum.proto.limits import PROTOCOL
 from gradsum.proto.transport.sockets import (
     CONTROL_LIMIT,
@@ -31,7 +36,7 @@ from gradsum.proto.transport.sockets import (
     new_context,
 )
 from gradsum.scheduler.plan import Plan
-from gradsum.scheduler.table import parse_spec
+from gradsum.scheduler.table import TensorSpec, parse_spec
 from gradsum.server.adder import Adder
 from gradsum.server.bindings import Bindings
 from gradsum.server.engine import (
@@ -66,10 +71,9 @@ class Shard:
         self._context = new_context()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._bindings = Bindings()
-        self._adder = Adder()
         self._engine = Engine(
             window=settings.credit_bytes, skew=settings.skew_bytes,
-            park_bytes=settings.park_bytes, heartbeat=settings.heartbeat, adder=self._adder,
+            park_bytes=settings.park_bytes, heartbeat=settings.heartbeat, adder=Adder(),
         )  # fmt: skip
         self._welcome: control.Welcome | None = None
         self._heard = self._next_beat = time.monotonic()
@@ -329,7 +333,7 @@ class Shard:
                 self._adopt(message, now)
             case control.TableMessage():
                 specs = tuple(map(parse_spec, message.specs))
-                self._adder.prepare(spec.wire for spec in specs)
+                self._prepare(specs)
                 self._step(Extend(message.start, specs), now)
             case control.HeartbeatReply():
                 engine = self._engine
@@ -340,6 +344,12 @@ class Shard:
                 self._job_over(message, now)
             case control.Waiting():
                 log.info("%s", message.text)
+
+    def _prepare(self, specs: tuple[TensorSpec, ...]) -> None:
+        """Import torch beside the loop when a half type is announced: 2-3 s of silence in the loop
+        would look like a dead server."""
+        if "torch" not in sys.modules and any(spec.wire in HALVES for spec in specs):
+            threading.Thread(target=importlib.import_module, args=("torch",), daemon=True).start()
 
     def _welcomed(self, message: control.Welcome, now: float) -> None:
         if self._welcome is None:
