@@ -122,7 +122,11 @@ class Links:
     def overtaken(self, server: int, seq: int) -> list[Flight]:
         """Pushes that must be lost, since a later one has its receipt (F3)."""
         flights = self._links[server].flights
-        late = [number for number in flights if number + REORDER <= seq]
+        late: list[int] = []
+        for number in flights:  # in order of sending
+            if number + REORDER > seq:
+                break
+            late.append(number)
         return [flights.pop(number) for number in late]
 
     def measured(self, server: int, seconds: float) -> None:
