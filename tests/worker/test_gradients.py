@@ -213,7 +213,7 @@ def test_sparse_gradients_travel_dense_with_one_notice() -> None:
 
     notices: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.emit = notices.append  # type: ignore[method-assign]
+    handler.emit = notices.append  # type: ignore[method-assign, assignment]
     logger = logging.getLogger("gradsum.worker")
     logger.addHandler(handler)
     try:
