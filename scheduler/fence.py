@@ -4,7 +4,8 @@ Rules: one at a time, the others queue. A fence has a number that is never used 
 above every step that is known; a rank that is there already refuses, and a new fence with a higher
 number replaces the old one. When every active rank is at F with its sums consumed, the versions
 they report become the clocks of the new plan (V3); if they differ the fence is given up. Once the
-new plan is out to the servers it is committed, whoever leaves.
+new plan is out to the servers it is committed, whoever leaves. Until then it is given up when ranks
+stand at it for too long: the others may be waiting, in another thread, for what these would push.
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ class Change(NamedTuple):
 class _Open:
     fence: Fence
     change: Change
-    since: float
-    warned: bool = False
+    since: float | None = None  # when a rank was first seen at it
     committed: bool = False  # the servers have the new plan
     acked: set[int] = field(default_factory=set)
     versions: dict[int, dict[int, int]] = field(default_factory=dict)
@@ -78,12 +78,12 @@ class Fences:
         if change not in self._queue:
             self._queue.append(change)
 
-    def open(self, epoch: int, now: float) -> Fence | None:
+    def open(self, epoch: int) -> Fence | None:
         """Open the next fence; None if one is open or nothing is asked for."""
         if self._open or not self._queue:
             return None
         self.given_up = None
-        self._open = _Open(self._next(epoch), self._queue.popleft(), now)
+        self._open = _Open(self._next(epoch), self._queue.popleft())
         return self._open.fence
 
     def _next(self, epoch: int) -> Fence:
@@ -102,6 +102,7 @@ class Fences:
         state.fence = self._next(state.fence.epoch)
         state.acked.clear()
         state.versions.clear()
+        state.since = None
         return state.fence
 
     def arrive(self, rank: int, message: AtFence) -> None:
@@ -173,13 +174,14 @@ class Fences:
             return None
         return state.fence if rank not in state.acked or step >= state.fence.step else None
 
-    def late(self, now: float, limit: float) -> Fence | None:
-        """The open fence, once, when it has been open for ``limit`` seconds."""
+    def overdue(self, now: float, limit: float) -> bool:
+        """Whether a rank has stood at the open fence for ``limit`` s; asked at every event."""
         state = self._open
-        if state is None or state.warned or now - state.since < limit:
-            return None
-        state.warned = True
-        return state.fence
+        if state is None or state.committed or not state.versions:
+            return False
+        if state.since is None:
+            state.since = now
+        return now - state.since >= limit
 
     def awaited(self, active: Set[int]) -> list[int]:
         """The active ranks that are not at F."""

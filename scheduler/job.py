@@ -29,7 +29,7 @@ from gradsum.proto.limits import MAX_INT, MAX_SLICE
 from gradsum.scheduler.answers import Answers
 from gradsum.scheduler.fence import Change, Fences
 from gradsum.scheduler.gather import Gathers, Joins, failed
-from gradsum.scheduler.membership import Member, Membership, State
+from gradsum.scheduler.membership import Member, Membership, State, listing
 from gradsum.scheduler.post import Post
 from gradsum.scheduler.registry import Registry, Rejected, pages
 from gradsum.scheduler.windows import Windows, worth_packing
@@ -57,7 +57,7 @@ class Config:
     waiting_every: float = 2.0
     resend: float = 1.0  # a plan that a server has not acknowledged goes out again
     end_grace: float = 5.0  # a failed job's workers have this long to go
-    fence_warning: float = 60.0
+    fence_limit: float = 30.0  # how long ranks that came to a fence wait for the others
 
     @property
     def reconnect(self) -> float:
@@ -133,15 +133,13 @@ class Job:
             return
         if self.fences.complete(self.at_work):
             self._propose()
+        elif self.fences.overdue(now, self._config.fence_limit):
+            awaited = listing(self.fences.awaited(self.at_work))
+            self._give_up(f"rank {awaited} did not come to it in {self._config.fence_limit:g} s")
         elif self.at_work and len(self.registry.table) <= MAX_FENCED:
-            fence = self.fences.open(self.plan.epoch, now)
+            fence = self.fences.open(self.plan.epoch)
             if fence is not None:
                 self._announce(fence)
-        late = self.fences.late(now, self._config.fence_warning)
-        if late is not None:
-            awaited = self.fences.awaited(self.at_work)
-            text = f"fence {late.number} at step {late.step} still waits for ranks {awaited}"
-            self._post.log("warning", text)
 
     def adopt(self, plan: PlanMessage) -> None:
         """All servers have the proposed plan: it is the plan now, GO tells the workers."""
@@ -152,10 +150,7 @@ class Job:
 
     def departed(self, rank: int) -> None:
         """A rank is gone: its turn never comes."""
-        number = self.fences.abort()
-        if number:
-            self._post.log("info", f"fence {number} given up: rank {rank} has left")
-            self._post.workers(Go(number, self.plan))
+        self._give_up(f"rank {rank} has left")
         self._settle()
 
     def remind(self, rank: int, step: int) -> None:
@@ -261,15 +256,20 @@ class Job:
         order = self.windows.order
         return order if worth_packing(self.registry.table, order, pack_bytes) else ()
 
+    def _give_up(self, cause: str) -> None:
+        """Let everybody pass the open fence with the plan as it is."""
+        number = self.fences.abort()
+        if number:
+            self._post.log("warning", f"fence {number} given up: {cause}")
+            self._post.workers(Go(number, self.plan))
+
     def _propose(self) -> None:
         """Build the next epoch's plan from what the ranks reported at the fence."""
         fence, table = self.fences.current, self.registry.table
         try:
             versions = self.fences.agreed(table, dict(self.plan.versions))
         except MismatchError as error:
-            number = self.fences.abort()
-            self._post.log("warning", f"fence {number} given up: {error.message}")
-            self._post.workers(Go(number, self.plan))
+            self._give_up(error.message)
             return
         if fence is None:
             return

@@ -1,7 +1,8 @@
 """Registration: the tensor table, who named what, and the sets of names that ranks must agree on.
 
 Rules (I1): a name with an equal spec has one key for all; a name with another spec is an error on
-every rank that named it, with all sides in it. A request is taken whole or not at all. Groups are
+every rank that named it, now or later, with all sides in it: after a dispute nobody knows which of
+its rounds count, so the name is of no further use. A request is taken whole or not at all. Groups are
 compared turn by turn: the n-th registration of a group on one rank with the n-th on the others, so
 that parameters added later are compared too. A turn ends with the request that is marked last.
 """
@@ -54,7 +55,10 @@ def pages(table: Table, start: int) -> Iterator[TableMessage]:
 class Registry:
     """The table of one job and what each rank said of it. max_bytes 0 is no limit."""
 
-    __slots__ = ("_claims", "_groups", "_max_bytes", "_max_tensors", "_parts", "nbytes", "table")
+    __slots__ = (
+        "_claims", "_disputed", "_groups", "_max_bytes", "_max_tensors", "_parts",
+        "nbytes", "table",
+    )  # fmt: skip
 
     def __init__(self, max_tensors: int, max_bytes: int) -> None:
         self.table = Table()
@@ -62,6 +66,7 @@ class Registry:
         self._max_tensors = max_tensors
         self._max_bytes = max_bytes
         self._claims: dict[str, dict[int, TensorSpec]] = {}
+        self._disputed: set[str] = set()
         self._groups: dict[str, dict[int, list[frozenset[str]]]] = {}
         self._parts: dict[tuple[int, str], set[str]] = {}  # turns that have not ended
 
@@ -138,14 +143,15 @@ class Registry:
             )
 
     def _clash(self, rank: int, spec: TensorSpec) -> Rejected | None:
-        """The error for all sides if the table knows the name with another spec."""
+        """The error for all sides if any rank has named the tensor with another spec."""
         key = self.table.key(spec.name)
-        if key is None or self.table[key] == spec:
+        if key is None or (self.table[key] == spec and spec.name not in self._disputed):
             return None
         claims = self._claims.setdefault(spec.name, {})
         agreed = self.table[key]
+        latest = claims.get(rank, spec) if spec == agreed else spec  # a dispute has no way back
         sides: dict[str, set[int]] = {}
-        for other, claim in sorted({**claims, rank: spec}.items()):
+        for other, claim in sorted({**claims, rank: latest}.items()):
             sides.setdefault(_side(claim, spec if claim == agreed else agreed), set()).add(other)
         if claims.get(rank) == agreed and len(claims) == 1:
             sides = {_side(agreed, spec) + " before": {rank}, _side(spec, agreed) + " now": {rank}}
@@ -154,12 +160,15 @@ class Registry:
             for side, ranks in sides.items()
         )
         others = tuple(sorted(claims.keys() - {rank}))
+        if others:
+            self._disputed.add(spec.name)
         if claims.get(rank) != agreed:
-            claims[rank] = spec
+            claims[rank] = latest
         error = MismatchError(
             f"ranks disagree about tensor {spec.name!r}: {text}",
             tensor=spec.name,
-            hint="every rank must name a tensor with the same shape, dtype and policy",
+            hint="every rank must name a tensor with the same shape, dtype and policy; "
+            "this job must not use the name any more",
         )
         return Rejected(error, others)
 

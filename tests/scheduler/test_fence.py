@@ -25,7 +25,7 @@ def opened(*steps: int) -> Fences:
     for step in steps:
         fences.seen(step)
     fences.request(Change(slice_bytes=4096))
-    assert fences.open(3, 0.0) is not None
+    assert fences.open(3) is not None
     return fences
 
 
@@ -36,17 +36,17 @@ def test_a_fence_lies_two_above_the_highest_known_step() -> None:
 
 def test_one_at_a_time_and_equal_requests_once() -> None:
     fences = Fences()
-    assert fences.open(1, 0.0) is None
+    assert fences.open(1) is None
     for _ in range(3):
         fences.request(Change())
     fences.request(Change(pack_bytes=5))
-    assert fences.open(1, 0.0) == Fence(1, 1, 2)
-    assert fences.open(1, 0.0) is None
+    assert fences.open(1) == Fence(1, 1, 2)
+    assert fences.open(1) is None
     fences.close()
-    assert fences.open(2, 0.0) == Fence(2, 2, 2)
+    assert fences.open(2) == Fence(2, 2, 2)
     assert fences.change == Change(pack_bytes=5)
     fences.close()
-    assert fences.open(2, 0.0) is None
+    assert fences.open(2) is None
 
 
 def test_a_refusal_gives_a_new_number_and_a_later_step_and_forgets_all_answers() -> None:
@@ -100,9 +100,9 @@ def test_abort_before_the_commit_only() -> None:
     fences.request(Change(pack_bytes=1))
     assert fences.abort() == 1
     assert fences.given_up == Fence(1, 3, 2)
-    assert fences.open(3, 0.0) is None, "what waited is given up too"
+    assert fences.open(3) is None, "what waited is given up too"
     fences.request(Change())
-    assert fences.open(3, 0.0) == Fence(2, 3, 2), "numbers are never used again"
+    assert fences.open(3) == Fence(2, 3, 2), "numbers are never used again"
     assert fences.given_up is None
     fences.commit()
     assert fences.abort() == 0
@@ -120,11 +120,20 @@ def test_a_rank_that_missed_the_fence_is_told_again() -> None:
     assert fences.unheard(0, 2) is None
 
 
-def test_a_fence_that_lasts_is_reported_once() -> None:
+def test_ranks_at_a_fence_wait_for_the_others_a_limited_time() -> None:
     fences = opened(0)
-    assert fences.late(59.9, 60.0) is None
-    assert fences.late(60.0, 60.0) == Fence(1, 3, 2)
-    assert fences.late(61.0, 60.0) is None
+    assert not fences.overdue(100.0, 30.0), "nobody stands at it, so nobody is held up"
+    fences.arrive(0, AtFence(1, {}))
+    assert not fences.overdue(200.0, 30.0)
+    assert not fences.overdue(229.9, 30.0)
+    fences.arrive(1, AtFence(1, {}))
+    assert fences.overdue(230.0, 30.0)
+    assert fences.ack(2, FenceAck(1, False, 8)) == Fence(2, 3, 10)
+    assert not fences.overdue(240.0, 30.0), "a new fence, where nobody stands yet"
+    fences.arrive(0, AtFence(2, {}))
+    assert not fences.overdue(240.0, 30.0)
+    fences.commit()
+    assert not fences.overdue(999.0, 30.0), "servers have the plan: there is no way back"
 
 
 def test_nonsense_steps_do_not_move_the_fence() -> None:
@@ -132,4 +141,4 @@ def test_nonsense_steps_do_not_move_the_fence() -> None:
     for step in (-5, 1 << 63, (1 << 64) - 1):
         fences.seen(step)
     fences.request(Change())
-    assert fences.open(1, 0.0) == Fence(1, 1, 2)
+    assert fences.open(1) == Fence(1, 1, 2)

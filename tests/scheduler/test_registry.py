@@ -72,6 +72,17 @@ def test_a_mismatch_lists_all_ranks_of_each_side() -> None:
     assert result.others == (0, 1, 2, 3)
 
 
+def test_c32_a_dispute_reaches_ranks_that_come_later_and_has_no_way_back() -> None:
+    registry = Registry(MANY, 0)
+    accepted(registry.register(0, "", [spec("x", 2)]))
+    rejected(registry.register(1, "", [spec("x", 5)]))
+    result = rejected(registry.register(2, "", [spec("x", 2)]))
+    assert "ranks 0, 2: float32[2]; rank 1: float32[5]" in result.error.message
+    result = rejected(registry.register(1, "", [spec("x", 2)]))
+    assert "ranks 0, 2: float32[2]; rank 1: float32[5]" in result.error.message, "as it was"
+    accepted(registry.register(1, "", [spec("y", 2)]))
+
+
 def test_a_rank_that_contradicts_itself_is_told_so() -> None:
     registry = Registry(MANY, 0)
     accepted(registry.register(0, "", [spec("x", 2)]))
