@@ -1,4 +1,4 @@
-"""A virtual clock and a network that loses, repeats, delays and reorders messages, from one seed."""
+"""A virtual clock, and a network that loses, repeats, delays and reorders messages."""
 
 from __future__ import annotations
 

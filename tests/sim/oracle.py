@@ -1,9 +1,9 @@
 """The oracle: payloads that show how often each rank was counted, and checks of every element.
 
-Worker w pushes 4**w in even elements and, in odd ones, the version and the element's place by turns.
-In base 4 the even elements of a sum have digit w = how often rank w was counted: 0 is lost, 2 is
-double. The odd ones show a mix of versions, or bytes in the wrong place. All of it is exact in every
-dtype used here for up to 5 ranks.
+Worker w pushes 4**w in even elements and, in odd ones, the version and the element's place by
+turns. In base 4 the even elements of a sum have digit w = how often rank w was counted: 0 is lost,
+2 is double. The odd ones show a mix of versions, or bytes in the wrong place. All of it is exact in
+every dtype used here for up to 5 ranks.
 """
 
 from __future__ import annotations

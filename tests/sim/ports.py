@@ -1,8 +1,8 @@
 """What the shells do, in memory: frames in, events to the core or engine, actions out as frames.
 
 Every message is really encoded and decoded. Payloads are zero-copy as in the processes: what a
-receiver gets is the sender's memory at the moment of *delivery*, so memory that is written too early
-shows as a wrong sum. Connections are bound by the same Bindings that the server uses.
+receiver gets is the sender's memory at the moment of *delivery*, so memory that is written too
+early shows as a wrong sum. Connections are bound by the same Bindings that the server uses.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from gradsum.proto import data, peer
 from gradsum.proto.data import Header, decode_header, encode_header
 from gradsum.proto.limits import PROTOCOL
 from gradsum.scheduler.plan import Plan
+from gradsum.scheduler.table import Table
 from gradsum.server import engine as serving
 from gradsum.server.bindings import Bindings
 from gradsum.server.engine import Engine
@@ -83,6 +84,11 @@ class ServerPort(Port):
         self.bindings = Bindings()
         self.peers: dict[bytes, Callable[[bytes, Any], None]] = {}
         self.rejected: list[str] = []
+
+    @property
+    def table(self) -> Table:
+        """What this server knows of the table."""
+        return self.engine.table
 
     def deadline(self) -> float:
         return self.engine.next_deadline(self.clock.now)
@@ -183,6 +189,11 @@ class WorkerPort(Port):
         self._routes: dict[tuple[int, str], bytes] = {}
         self._opened = 0
         self.done: Callable[[Any, Any], None] = lambda op, error: None
+
+    @property
+    def table(self) -> Table:
+        """What this worker knows of the table."""
+        return self.core.table
 
     def deadline(self) -> float:
         return self.core.next_deadline()
