@@ -60,6 +60,7 @@ class Comm(threading.Thread):
         self._membership = membership
         self._address = address
         self._inbox: deque[Callable[[float], None]] = deque()
+        self._wake_lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
         self._context = new_context()
@@ -78,11 +79,20 @@ class Comm(threading.Thread):
     def post(self, work: Callable[[float], None]) -> None:
         """Have ``work(now)`` run on this thread soon."""
         self._inbox.append(work)
-        os.eventfd_write(self._wake, 1)
+        with self._wake_lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def submit(self, op: Op) -> None:
         """Hand an operation to the core."""
-        self.post(lambda now: self.feed(protocol.Submit(op), now))
+        self.post(lambda now: self._submit(op, now))
+
+    def _submit(self, op: Op, now: float) -> None:
+        error = self._session.refused(op.name)
+        if error is None:
+            self.feed(protocol.Submit(op), now)
+        else:
+            op.handle.finish(error)
 
     def watch(self, condition: Condition, ticket: Ticket) -> None:
         """Resolve the ticket once ``condition(core)`` holds."""
@@ -279,6 +289,7 @@ class Comm(threading.Thread):
                     self._core()
                     self.feed(protocol.Departed(item.ranks), now)
                 case news.FailureNews() if item.tensor:
+                    self._session.refuse(item.tensor, item.error)
                     self._core()
                     self.feed(protocol.FailTensor(item.tensor, item.error), now)
                 case news.FailureNews():
@@ -366,4 +377,6 @@ class Comm(threading.Thread):
         for connection in self._connections.values():
             connection.close()
         self._context.term()
-        os.close(self._wake)
+        with self._wake_lock:  # from here on the number may be another file's
+            wake, self._wake = self._wake, -1
+        os.close(wake)

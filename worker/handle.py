@@ -1,4 +1,4 @@
-"""Handles: what the training thread waits on. The comm thread settles them, once."""
+"""Handles: what the training thread waits on. Settled once; later attempts change nothing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ class Ticket:
         self._done = threading.Event()
 
     def resolve(self, value: Any) -> None:
-        """Settle with a value."""
+        """Settle with a value, unless it is settled."""
+        if self._done.is_set():
+            return
         self.value = value
         self._done.set()
 
     def reject(self, error: GradsumError) -> None:
-        """Settle with an error."""
+        """Settle with an error, unless it is settled."""
+        if self._done.is_set():
+            return
         self.error = error
         self._done.set()
 
@@ -62,7 +66,9 @@ class Handle:
         return self.op.name
 
     def finish(self, error: GradsumError | None = None) -> None:
-        """Settle; called by the comm thread."""
+        """Settle, unless it is settled; called by the comm thread or after its end."""
+        if self._done.is_set():
+            return
         self._error = error
         self._done.set()
 

@@ -209,7 +209,7 @@ class Membership:
             case control.Left():
                 self._departed(frozenset({message.rank}))
             case control.Failed() if message.req == 0:
-                self._fail(error_of(message), message.tensor if message.kind != "" else "")
+                self._fail(error_of(message), message.tensor)
             case control.Failed() | control.Registered() | control.Gathered():
                 self._answered(message)
 
