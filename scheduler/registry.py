@@ -2,9 +2,9 @@
 
 Rules (I1): a name with an equal spec has one key for all; a name with another spec is an error on
 every rank that named it, now or later, with all sides in it: after a dispute nobody knows which of
-its rounds count, so the name is of no further use. A request is taken whole or not at all. Groups are
-compared turn by turn: the n-th registration of a group on one rank with the n-th on the others, so
-that parameters added later are compared too. A turn ends with the request that is marked last.
+its rounds count, so the name is of no further use. A request is taken whole or not at all. Groups
+are compared turn by turn: the n-th registration of a group on one rank with the n-th on the others,
+so that parameters added later are compared too. A turn ends with the request that is marked last.
 """
 
 from __future__ import annotations

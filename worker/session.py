@@ -56,6 +56,7 @@ class Session:
         self._release = threading.Event()
         self._ready = threading.Event()
         self._failure: GradsumError | None = None
+        self._refused: dict[str, GradsumError] = {}  # by tensor name
         self._specs: dict[int, TensorSpec] = {}
         self._turns: dict[str, int] = {}
         self._groups = 0
@@ -140,6 +141,8 @@ class Session:
         handle = op.handle = Handle(op, self.settings.stall_timeout)
         self._called = time.monotonic()
         self._comm.submit(op)
+        if self._failure is not None:  # it came meanwhile: nobody will settle this one
+            handle.finish(self._failure)
         return handle
 
     # -- all ranks together -------------------------------------------------------------------
@@ -195,12 +198,9 @@ class Session:
         self.check()
         self._wait_until(lambda core: core.idle(), self.settings.stall_timeout, "open rounds")
         self.joined = True
+        ticket = self._request(control.Joined(0), "join")  # before any round goes on without us
         self._comm.post(lambda now: self._comm.feed(protocol.Join(), now))
-        self._wait_until(
-            lambda core: core.links.joined_everywhere(), self.settings.request_timeout,
-            "the servers to hear of join()",
-        )  # fmt: skip
-        found = self._ask(control.Joined(0), "join")
+        found = self._answer(ticket)
         return int(next(iter(found)))
 
     def next_group(self) -> str:
@@ -225,10 +225,10 @@ class Session:
 
     def check(self) -> None:
         """Raise the job's failure, or UsageError after shutdown or in a forked child."""
-        if self._failure is not None:
-            raise self._failure.renew()
         if self.closed:
             raise UsageError("gradsum has been shut down", hint="call gradsum.init() again")
+        if self._failure is not None:
+            raise self._failure.renew()
         if os.getpid() != self._pid:
             raise UsageError(
                 "gradsum was initialised in another process (fork)",
@@ -240,12 +240,14 @@ class Session:
         with self._lock:
             if self._failure is None:
                 self._failure = error
+        self._settle(error)
+
+    def _settle(self, error: GradsumError) -> None:
         core = self._comm.core
         for op in [] if core is None else core.waiting():
             op.handle.finish(error)
         for ticket in list(self._tickets):
-            if not ticket.done():
-                ticket.reject(error)
+            ticket.reject(error)
         self._ready.set()
         self._release.set()
 
@@ -285,16 +287,24 @@ class Session:
     def _end(self) -> None:
         self._comm.stop()
         self._comm.join(self.settings.shutdown_timeout)
+        hint = "wait for what other threads do before shutdown()"
+        self._settle(UsageError("gradsum was shut down meanwhile", hint=hint))
 
     # -- waiting ------------------------------------------------------------------------------
 
     def _ask(self, message: Any, what: str) -> Any:
+        return self._answer(self._request(message, what))
+
+    def _request(self, message: Any, what: str) -> Ticket:
         ticket = Ticket(what)
         self._tickets.add(ticket)
         self._comm.post(lambda now: self._membership.ask(message, ticket, now))
-        if self._failure is not None:
-            raise self._failure.renew()
+        return ticket
+
+    def _answer(self, ticket: Ticket) -> Any:
         try:
+            if self._failure is not None:
+                raise self._failure.renew()
             return ticket.wait(self.settings.stall_timeout)
         finally:
             self._tickets.discard(ticket)
@@ -304,6 +314,8 @@ class Session:
         ticket = Ticket(what)
         self._tickets.add(ticket)
         self._comm.watch(condition, ticket)
+        if self._failure is not None:
+            ticket.reject(self._failure)
         try:
             ticket.wait(limit)
         finally:
@@ -326,6 +338,14 @@ class Session:
         if welcome is not None:
             self.rank, self.size = welcome.rank, welcome.world
         self._ready.set()
+
+    def refuse(self, name: str, error: GradsumError) -> None:
+        """Operations on this tensor fail from now on: ranks disagree about it (I1)."""
+        self._refused[name] = error
+
+    def refused(self, name: str) -> GradsumError | None:
+        """Why operations on this tensor fail, if they do."""
+        return self._failure or self._refused.get(name)
 
     def firings_known(self, group: str, counts: dict[int, int]) -> None:
         """The ranks' reports are merged."""
