@@ -33,7 +33,6 @@ from gradsum.proto.transport.ports import free_port
 DAEMON = (sys.executable, "-P", "-m", "gradsum")  # -P: the user's folder must not shadow modules
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SETTLE = 3.0  # seconds in which the culprit may show up after its victims
-DRAIN = 5.0  # seconds for daemons to end by themselves after the last worker
 LAST_LIMIT = 5.0  # seconds to wait for killed processes
 TICK = 0.2
 
@@ -86,7 +85,7 @@ class _Job:
             try:
                 if self._start():
                     self._wait(lambda: not self._running(daemons=False))
-                code = self._blame() or self._drain()
+                code = self._blame()
             finally:
                 self._end()
         return code
@@ -142,9 +141,9 @@ class _Job:
         return address
 
     def _daemon_flags(self) -> tuple[str, ...]:
-        """Daemons end with the job, and are quiet unless somebody wants to hear them."""
+        """Daemons are quiet unless somebody wants to hear them."""
         heard = self._launch.verbose or "GRADSUM_LOG_LEVEL" in self._launch.env
-        return ("--once",) if heard else ("--once", "--log-level", "WARNING")
+        return () if heard else ("--log-level", "WARNING")
 
     def _spawn(
         self, command: tuple[str, ...], env: Mapping[str, str], label: str, name: str, daemon: bool
@@ -243,11 +242,6 @@ class _Job:
         guilty = min(self._failed, key=lambda child: (child.victim, child.label != "coordinator"))
         self._console.note(guilty.story())
         return guilty.code or 1
-
-    def _drain(self) -> int:
-        """All workers ended well: daemons end by themselves, or are told to."""
-        self._wait(lambda: not self._running(daemons=True), DRAIN)
-        return self._blame()
 
     def _end(self) -> None:
         """End every process that is left, workers first; returns when none is."""

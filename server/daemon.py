@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Final
 
-from gradsum import log
 from gradsum.config import Settings
 from gradsum.errors import ConfigError
 from gradsum.proto.transport.memory import keep_freed_memory
@@ -29,7 +28,6 @@ def run(settings: Settings, shards: int, once: bool, port_file: Path | None = No
         raise ConfigError("no coordinator", hint="--coordinator HOST:PORT")
     if shards > 1:
         return _supervise(shards)
-    log.setup(settings.log_level, settings.log_format, "[server]")
     keep_freed_memory(one_arena=True)
     shard = Shard(settings, once)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,8 +1,7 @@
 """A coordinator or server that speaks to nobody: what the launcher sees of a daemon, and no more.
 
-STUB_<ROLE> says how it behaves: "once" (default) ends with 0 when the folder STUB_FOLDER holds a
-file "end", "stay" waits for SIGTERM, "deaf" ignores SIGTERM, "fail" ends with 1 at "end",
-"busy" ends with 2 at once, "mute" never gets ready, "crash" kills itself when there is "crash".
+STUB_<ROLE> says how it behaves: "stay" (default) waits for SIGTERM, "deaf" ignores SIGTERM, "fail"
+ends with 1 when the folder STUB_FOLDER holds a file "end", "busy" ends with 2 at once, "mute" never gets ready, "crash" kills itself when there is "crash".
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from pathlib import Path
 
 
 def main(role: str, arguments: list[str]) -> int:
-    how = os.environ.get(f"STUB_{role.upper()}", "once")
+    how = os.environ.get(f"STUB_{role.upper()}", "stay")
     folder = Path(os.environ["STUB_FOLDER"])
-    assert "--once" in arguments
+    assert "--once" not in arguments, "a script may call init again after shutdown"
     if how == "busy":
         print("gradsum: cannot listen on 127.0.0.1:7: in use", file=sys.stderr)
         return 2
@@ -30,8 +29,8 @@ def main(role: str, arguments: list[str]) -> int:
     if "--log-level" not in arguments:
         print(f"[{role}] log line", file=sys.stderr)
     while True:
-        if how in ("once", "fail") and (folder / "end").exists():
-            return int(how == "fail")
+        if how == "fail" and (folder / "end").exists():
+            return 1
         if how == "crash" and (folder / "crash").exists():
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.01)
