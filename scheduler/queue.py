@@ -164,6 +164,13 @@ class TransferQueue(Generic[T]):
         offset, seq = found.depart(priority, nbytes)
         return Departure(lane, item, offset, seq, found.generation)
 
+    def __contains__(self, lane: int) -> bool:
+        return lane in self._lanes
+
+    def generation(self, lane: int) -> int:
+        """Of the connection to ``lane``, 0 before the first."""
+        return self._lanes[lane].generation
+
     def seen(self, lane: int) -> int:
         """Bytes of this connection that the receiver has reported as arrived."""
         return self._lanes[lane].seen

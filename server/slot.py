@@ -73,8 +73,8 @@ class Round:
 class Done:
     """A complete version: immutable (S3), kept until nobody can ask for it again (S4)."""
 
-    __slots__ = ("acked", "exponent", "mask", "members", "owed", "payload", "present", "priority",
-                 "queued", "sent", "version")  # fmt: skip
+    __slots__ = ("acked", "exponent", "mask", "members", "nbytes", "owed", "payload", "present",
+                 "priority", "queued", "sent", "version")  # fmt: skip
 
     def __init__(self, round_: Round, payload: Any, exponent: int, members: int) -> None:
         self.version = round_.version
@@ -82,6 +82,7 @@ class Done:
         self.present = round_.present
         self.mask = round_.mask
         self.payload = payload
+        self.nbytes = 0 if payload is None else memoryview(payload).nbytes
         self.exponent = exponent
         self.members = members
         self.owed: set[int] = set()

@@ -91,7 +91,7 @@ class Cluster:
         """Every connection that bytes are sent on, by a name for errors."""
         lanes: dict[str, Any] = {}
         for index, port in enumerate(self.servers):
-            for rank, down in port.engine._queue._lanes.items():
+            for rank, down in port.engine._egress._queue._lanes.items():
                 lanes[f"server {index} to rank {rank}"] = down
         for worker in self.workers:
             for index, up in worker.core._queue._lanes.items():
@@ -126,7 +126,7 @@ class Cluster:
         """Nothing is left: rounds, parked bytes, queued frames; every lane can send again."""
         for index, port in enumerate(self.servers):
             engine = port.engine
-            for slot in engine._slots.values():
+            for slot in engine._holding.slots.values():
                 if slot.done is not None or slot.open is not None:
                     raise Hang(f"server {index} keeps {slot.key}.{slot.index} v{slot.base}")
             if engine._parking.used or engine._early:

@@ -18,6 +18,7 @@ from gradsum.scheduler.queue import TransferQueue
 from gradsum.server.adder import Adder
 from gradsum.server.engine import Adopt as ServerAdopt
 from gradsum.server.engine import Engine, Frame
+from gradsum.server.flow import Flow
 from gradsum.server.slot import Done, Parking, Round, Slot, Verdict
 from gradsum.worker.core import Core
 from gradsum.worker.links import Link, Links
@@ -210,11 +211,11 @@ def f1_credit_counts_what_arrives(patch: Patch) -> None:
 def f1_grants_not_repeated(patch: Patch) -> None:
     """Only news is told: a lost grant is never told again, and F3 does not help either."""
 
-    def grant(self: Engine, rank: int, now: float, always: bool) -> None:
-        real(self, rank, now, always and self._inflows[rank].told is None)
+    def grant(self: Flow, rank: int, now: float, always: bool) -> Any:
+        return real(self, rank, now, always and self._inflows[rank].told is None)
 
-    real = Engine._grant
-    patch.setattr(Engine, "_grant", grant)
+    real = Flow.grant
+    patch.setattr(Flow, "grant", grant)
     patch.setattr(TransferQueue, "overdue", lambda self, now: [])
 
 
@@ -311,9 +312,7 @@ def e7_standing_said_once(patch: Patch) -> None:
 def e7_standing_forgets_open_rounds(patch: Patch) -> None:
     def standing(self: Engine, rank: int) -> None:
         self._tell(rank, peer.StandingSeen())
-        self._joined.add(rank)
-        self._writers.clear()
-        self._readers.clear()
+        self._holding.join(rank)
 
     patch.setattr(Engine, "_standing", standing)
 

@@ -26,12 +26,12 @@ def server(index: int, engine: Engine) -> list[str]:
     """A server: rounds that are open or retained, lanes."""
     epoch = engine.plan.epoch if engine.plan else None
     lines = [f"server {index}: epoch {epoch} parked {engine._parking.used} {engine.counters}"]
-    for slot in engine._slots.values():
+    for slot in engine._holding.slots.values():
         done = slot.done and (slot.done.version, slot.done.owed, slot.done.queued)
         opened = slot.open and (slot.open.contributed, slot.open.later)
         if done or opened:
             lines.append(f"  {slot.key}.{slot.index} base {slot.base} done {done} open {opened}")
-    return lines + _lanes(engine._queue)
+    return lines + _lanes(engine._egress._queue)
 
 
 def _lanes(queue: Any) -> list[str]:

@@ -1,0 +1,96 @@
+"""Egress: sums on their way to their readers, by urgency and credit (F1, F3, S5). No I/O."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gradsum.proto import data
+from gradsum.proto.data import Header
+from gradsum.proto.dtypes import CODES
+from gradsum.proto.limits import PROTOCOL
+from gradsum.proto.peer import Credit
+from gradsum.scheduler.credit import FRAME_COST
+from gradsum.scheduler.plan import Plan
+from gradsum.scheduler.queue import Departure, TransferQueue
+from gradsum.server.events import SendSum
+from gradsum.server.holding import Holding
+from gradsum.server.slot import Done, Slot
+
+RESEND_AFTER: Final = 1.0
+"""Seconds after which a sum that the reader has not seen is taken for lost (S5)."""
+
+Sum = tuple[Slot, Done]
+
+
+class Egress:
+    """One lane per worker; a sum leaves only for ranks that are still owed it."""
+
+    __slots__ = ("_holding", "_queue", "nbytes")
+
+    def __init__(self, holding: Holding) -> None:
+        self._holding = holding
+        self._queue: TransferQueue[Sum] = TransferQueue(self._owed)
+        self.nbytes = 0
+
+    @staticmethod
+    def _owed(rank: int, item: Sum) -> bool:
+        return rank in item[1].owed
+
+    def open(self, rank: int, generation: int) -> None:
+        """A new connection of a worker; its first grant opens it."""
+        self._queue.open(rank, generation, 0)
+
+    def grant(self, rank: int, credit: Credit) -> None:
+        """A worker lets us go on."""
+        self._queue.grant(rank, *credit)
+
+    def clear(self) -> None:
+        """A new plan: nothing of the old one is owed to anybody (E1)."""
+        self._queue.clear()
+
+    def add(self, slot: Slot, done: Done, rank: int) -> None:
+        """Queue a sum for a reader, once."""
+        if rank in done.queued or rank not in self._queue:
+            return
+        done.queued.add(rank)
+        self._queue.push(rank, done.priority, done.nbytes + FRAME_COST, (slot, done))
+
+    def lost(self, done: Done, rank: int, now: float) -> bool:
+        """Whether a sum must be sent again: not on its way, and not just sent (S5)."""
+        if rank in done.queued:
+            return False
+        sent = done.sent.get(rank)
+        if sent is None or rank not in self._queue:
+            return True
+        generation, offset, at = sent
+        if generation != self._queue.generation(rank):
+            return True
+        return self._queue.seen(rank) >= offset or now - at >= RESEND_AFTER
+
+    def leave(self, now: float, overdue: bool) -> list[SendSum]:
+        """What may leave now; ``overdue``: also one sum of each lane that has stalled (F3)."""
+        plan = self._holding.plan
+        if plan is None:
+            return []
+        departures = self._queue.overdue(now) if overdue else []
+        while (departure := self._queue.pop()) is not None:
+            departures.append(departure)
+        return [self._send(departure, plan, now) for departure in departures]
+
+    def _send(self, departure: Departure[Sum], plan: Plan, now: float) -> SendSum:
+        slot, done = departure.item
+        rank = departure.lane
+        done.queued.discard(rank)
+        done.sent[rank] = (departure.generation, departure.offset, now)
+        self.nbytes += done.nbytes
+        unit = self._holding.unit(slot.key)
+        mask = b""
+        if unit is not None and unit.packed:
+            mask = done.mask.to_bytes((len(unit.members) + 7) // 8, "little")
+        header = Header(
+            data.SUM, PROTOCOL, plan.job, plan.epoch, slot.key, slot.index, done.version, rank,
+            plan.members[rank], plan.servers[self._holding.index].incarnation,
+            departure.generation, departure.offset, departure.seq, done.priority,
+            CODES[slot.wire], done.exponent, done.nbytes, done.members, done.present, mask, 0,
+        )  # fmt: skip
+        return SendSum(rank, header, done.payload)
