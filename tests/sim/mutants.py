@@ -23,6 +23,7 @@ from gradsum.server.slot import Done, Parking, Round, Slot, Verdict
 from gradsum.worker.core import Core
 from gradsum.worker.links import Link, Links
 from gradsum.worker.rounds import Flight, Phase, Stream, UnitRound
+from gradsum.worker.sums import scatter as scatter_of
 
 Patch = pytest.MonkeyPatch
 Mutant = Callable[[Patch], None]
@@ -271,19 +272,19 @@ def v5_absent_not_declared(patch: Patch) -> None:
             real(self, flight)
         else:
             flight.phase = Phase.AWAIT
-            self._arm(flight, 0.0, 0.25)
+            self._timers.arm(flight, 0.0, 0.25)
 
     patch.setattr(Core, "_enqueue", enqueue)
 
 
 def v5_mask_ignored(patch: Patch) -> None:
-    real = Core._scatter
+    real = scatter_of
 
-    def scatter(self: Core, flight: Flight, header: Header, payload: memoryview | None) -> None:
+    def scatter(flight: Flight, header: Header, payload: memoryview | None) -> Any:
         everybody = b"\xff" * len(header.mask) if header.present else header.mask
-        real(self, flight, header._replace(mask=everybody), payload)
+        return real(flight, header._replace(mask=everybody), payload)
 
-    patch.setattr(Core, "_scatter", scatter)
+    patch.setattr("gradsum.worker.core.scatter", scatter)
 
 
 def v2_next_version_before_the_sum(patch: Patch) -> None:

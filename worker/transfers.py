@@ -1,0 +1,248 @@
+"""Transfers: the sending half of a worker - rounds that are open, pushes, timers (V2, S4, S5, F3).
+
+Every slice in flight has exactly one timer: until the receipt it repeats the push, until the sum a
+header-only PULL, and after that the acknowledgement is repeated until the round is stable. Hence
+any message may be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gradsum.errors import GradsumError
+from gradsum.proto import data, peer
+from gradsum.proto.data import Header
+from gradsum.proto.dtypes import CODES
+from gradsum.proto.limits import PROTOCOL
+from gradsum.scheduler.credit import FRAME_COST
+from gradsum.scheduler.plan import Plan
+from gradsum.scheduler.policy import SUM
+from gradsum.scheduler.queue import Departure, TransferQueue
+from gradsum.scheduler.slicing import Layout
+from gradsum.scheduler.table import Table
+from gradsum.worker.events import Action, Complete, Fail, SendPush
+from gradsum.worker.links import Links
+from gradsum.worker.rounds import (
+    RTO_CEILING,
+    RTO_FLOOR,
+    Flight,
+    Op,
+    Phase,
+    Stream,
+    UnitRound,
+)
+from gradsum.worker.timers import Timers
+
+PULL_FIRST: Final = 0.25
+"""Seconds from the receipt until the first PULL; doubles to RTO_CEILING (S5)."""
+
+
+class Transfers:
+    """What this rank has handed over, and how far it is."""
+
+    def __init__(
+        self, rank: int, incarnation: int, token: bytes, *, window: int, heartbeat: float
+    ) -> None:
+        """window: bytes that each server may have on its way to us; heartbeat: seconds."""
+        self.rank = rank
+        self.incarnation = incarnation
+        self.table = Table()
+        self.plan: Plan | None = None
+        self.counters = {"pushed": 0, "pulled": 0, "pushes": 0, "resends": 0, "pulls": 0,
+                         "ignored": 0}  # fmt: skip
+        self.links = Links(token, window, heartbeat)
+        self._layout: Layout | None = None
+        self._queue: TransferQueue[Flight] = TransferQueue(self._waits)
+        self._streams: dict[int, Stream] = {}
+        self._ops: dict[int, dict[int, Op]] = {}
+        self._timers = Timers()
+        self._left: frozenset[int] = frozenset()
+        self._paused = False
+        self._actions: list[Action] = []
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def idle(self) -> bool:
+        """Whether no round is open and nothing submitted waits for one (a fence may pause)."""
+        if self._paused:
+            return all(stream.round is None for stream in self._streams.values())
+        return not self._ops and all(s.round is None for s in self._streams.values())
+
+    def settled(self) -> bool:
+        """Whether nobody depends on this rank any more: idle, and all that was read is stable."""
+        return self.idle() and all(s.last is None for s in self._streams.values())
+
+    def versions(self) -> dict[int, int]:
+        """The last finished version of every tensor that this rank has used (V3)."""
+        return {
+            member.key: stream.base
+            for stream in self._streams.values()
+            for member in stream.unit.members
+        }
+
+    def waiting(self) -> list[Op]:
+        """Operations that are not complete, oldest first."""
+        return sorted((op for ops in self._ops.values() for op in ops.values()),
+                      key=lambda op: op.since)  # fmt: skip
+
+    # -- rounds -------------------------------------------------------------------------------
+
+    def _stream(self, key: int) -> Stream | None:
+        if self.plan is None or self._layout is None:
+            return None
+        unit = self._layout.unit_of.get(key)
+        if unit is None:
+            return None
+        stream = self._streams.get(unit.key)
+        if stream is None:
+            stream = Stream(unit, self.plan.base(unit.key, self.table))
+            self._streams[unit.key] = stream
+        return stream
+
+    def _open(self, key: int, now: float) -> None:
+        """Start the next version of the key's unit when all its tensors are handed over (E8)."""
+        stream = self._stream(key)
+        if stream is None or stream.round is not None or self._paused:
+            return
+        version = stream.base + 1
+        ops = [self._ops.get(member.key, {}).get(version) for member in stream.unit.members]
+        if any(op is None for op in ops):
+            return
+        policy = stream.unit.policy
+        writes = policy.writes(self.rank)
+        if policy.kind != SUM and writes and stream.last is not None:
+            return  # a broadcast's next round starts when the last one is stable
+        round_ = UnitRound(stream, version, tuple(op for op in ops if op is not None), writes)
+        stream.round = round_
+        if writes:
+            round_.pack()
+        for flight in round_.flights:
+            if writes:
+                self._enqueue(flight)
+            else:
+                flight.phase = Phase.AWAIT
+                self._timers.arm(flight, now, PULL_FIRST)
+
+    def _enqueue(self, flight: Flight) -> None:
+        flight.phase = Phase.QUEUED
+        flight.due = float("inf")
+        self._queue.push(
+            flight.slice.server, flight.round.priority, self._cost(flight), flight
+        )
+
+    @staticmethod
+    def _cost(flight: Flight) -> int:
+        return FRAME_COST + (flight.slice.length if flight.round.source is not None else 0)
+
+    def _open_all(self, now: float) -> None:
+        for key in list(self._ops):
+            self._open(key, now)
+
+    # -- pushing ------------------------------------------------------------------------------
+
+    def _depart(self, now: float) -> None:
+        while (departure := self._queue.pop()) is not None:
+            self._send(departure, now)
+
+    def _waits(self, server: int, flight: Flight) -> bool:
+        """Whether a queued flight is still to be sent: its sum may have come, or a new plan."""
+        return flight.phase is Phase.QUEUED and self._current(flight)
+
+    def _current(self, flight: Flight) -> bool:
+        return flight.round.stream.round is flight.round
+
+    def _send(self, departure: Departure[Flight], now: float) -> None:
+        flight, plan = departure.item, self.plan
+        if plan is None:
+            return
+        round_, slice_ = flight.round, flight.slice
+        payload = None
+        if round_.source is not None:
+            payload = round_.source[slice_.offset : slice_.offset + slice_.length]
+        length = 0 if payload is None else slice_.length
+        unit = round_.stream.unit
+        header = Header(
+            data.ABSENT if payload is None else data.PUSH, PROTOCOL, plan.job, plan.epoch, unit.key,
+            slice_.number, round_.version, self.rank, self.incarnation,
+            plan.servers[slice_.server].incarnation, departure.generation, departure.offset,
+            departure.seq, round_.priority, CODES[unit.wire], 0, length, len(plan.members),
+            int(payload is not None), round_.mask, 0,
+        )  # fmt: skip
+        flight.phase = Phase.SENT
+        flight.sent = now
+        flight.seq = departure.seq
+        self.links.sent(slice_.server, departure.seq, flight)
+        self._timers.arm(flight, now, max(self.links.timeout(slice_.server), flight.rto))
+        self.counters["pushes"] += 1
+        self.counters["pushed"] += length
+        self._actions.append(SendPush(slice_.server, header, payload))
+
+    # -- timers -------------------------------------------------------------------------------
+
+    def _expired(self, flight: Flight, forced: set[int], now: float) -> None:
+        server = flight.slice.server
+        if not self._current(flight):
+            return
+        if flight.phase in (Phase.SENT, Phase.LATER):
+            self.links.settle(server, flight.seq)
+            flight.rto = min(flight.rto * 2, RTO_CEILING)
+            self._push_again(flight, forced, now)
+        elif flight.phase is Phase.AWAIT:
+            self.counters["pulls"] += 1
+            self.links.tell(server, peer.Pull(*self._name(flight)))
+            self._timers.arm(flight, now, min(flight.rto * 2, RTO_CEILING))
+        elif flight.phase is Phase.ACKING:
+            self.links.tell(server, peer.Ack(*self._name(flight)))
+            self._timers.arm(flight, now, min(flight.rto * 2, RTO_CEILING))
+
+    def _push_again(self, flight: Flight, forced: set[int], now: float) -> None:
+        """A timer may send one frame per connection beyond the grant; others queue (F3)."""
+        self.counters["resends"] += 1
+        flight.resent = True
+        server = flight.slice.server
+        if server in forced:
+            self._enqueue(flight)
+            return
+        forced.add(server)
+        departure = self._queue.force(server, flight.round.priority, self._cost(flight), flight)
+        self._send(departure, now)
+
+    @staticmethod
+    def _name(flight: Flight) -> tuple[int, int, int]:
+        return flight.round.stream.unit.key, flight.slice.number, flight.round.version
+
+    def _acknowledge(self, stream: Stream, now: float) -> None:
+        """Say that sum(v) is consumed, unless a push of v + 1 says it already (S4)."""
+        last = stream.last
+        stream.ack_due = float("inf")
+        if last is None or (stream.round is not None and stream.round.writes):
+            return
+        for flight in last.flights:
+            if not flight.stable:
+                self.links.tell(flight.slice.server, peer.Ack(*self._name(flight)))
+        self._timers.arm(stream, now, min(max(stream.ack_rto * 2, RTO_FLOOR), RTO_CEILING))
+
+    # -- ends ---------------------------------------------------------------------------------
+
+    def _complete(self, op: Op) -> None:
+        ops = self._ops.get(op.key)
+        if ops is not None and ops.get(op.version) is op:
+            del ops[op.version]
+            if not ops:
+                del self._ops[op.key]
+            self._actions.append(Complete(op))
+
+    def _fail_round(self, round_: UnitRound, error: Callable[[Op], GradsumError]) -> None:
+        """The round stays open towards the servers, but nobody here waits for it any more."""
+        round_.error = error
+        for op in round_.ops:
+            self._fail(op, error(op))
+
+    def _fail(self, op: Op, error: GradsumError) -> None:
+        ops = self._ops.get(op.key)
+        if ops is not None and ops.get(op.version) is op:
+            del ops[op.version]
+            if not ops:
+                del self._ops[op.key]
+            self._actions.append(Fail(op, error))
