@@ -109,5 +109,5 @@ def _full(members: Membership) -> Refusal:
 def _taken(holder: Member) -> Refusal:
     return Refusal(
         f"rank {holder.rank} is taken by pid {holder.hello.pid} on {holder.hello.host}",
-        "give every process its own RANK, or none",
+        "give every process its own RANK",
     )

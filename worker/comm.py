@@ -20,7 +20,7 @@ import zmq
 from gradsum.errors import GradsumError, ProtocolError, Unreachable
 from gradsum.proto import data, peer
 from gradsum.proto.address import Address
-from gradsum.proto.control import CONTROL, AtFence, FenceAck
+from gradsum.proto.control import CONTROL, Abort, AtFence, FenceAck
 from gradsum.proto.limits import PROTOCOL
 from gradsum.proto.transport.sockets import CONTROL_LIMIT, connect_dealer, new_context
 from gradsum.scheduler.plan import Plan
@@ -120,9 +120,12 @@ class Comm(threading.Thread):
                 self._turn()
         except GradsumError as error:
             self._session.fail(error)
+            self._membership.outbox.append(Abort(error.message))
         except Exception as error:  # whatever it is, nobody may wait for ever
             log.exception("the comm thread ended")
-            self._session.fail(ProtocolError(f"gradsum's comm thread ended: {error!r}"))
+            failure = ProtocolError(f"gradsum's comm thread ended: {error!r}")
+            self._session.fail(failure)
+            self._membership.outbox.append(Abort(failure.message))
         finally:
             self._close()
 
@@ -373,7 +376,7 @@ class Comm(threading.Thread):
                 self._flush(time.monotonic())
             except (zmq.ZMQError, KeyError):
                 log.debug("the last messages could not be sent")
-            self._coordinator.close(LINGER)
+            self._coordinator.close(0 if self._membership.unreachable else LINGER)
         for connection in self._connections.values():
             connection.close()
         self._context.term()

@@ -105,6 +105,7 @@ class Membership:
     epoch: int = 0
     left: frozenset[int] = frozenset()
     gone: bool = False
+    unreachable: bool = False
     ended: bool = False
     _requests: dict[int, _Request] = field(default_factory=dict)
     _next_request: int = 1
@@ -116,7 +117,7 @@ class Membership:
     def start(self, now: float) -> None:
         """Say hello."""
         self._began = self._heard = now
-        self._next_beat = now + REPEAT
+        self._next_beat = now + min(REPEAT, self.connect)
         self.outbox.append(self.hello)
 
     def ask(self, message: Any, ticket: Ticket, now: float) -> None:
@@ -127,13 +128,17 @@ class Membership:
         self.outbox.append(message)
 
     def next_deadline(self) -> float:
-        """When tick is due."""
+        """When tick is due; never again once the job has ended here."""
+        if self.ended:
+            return float("inf")
         due = min((request.due for request in self._requests.values()), default=float("inf"))
         return min(due, self._next_beat, self._plan_due)
 
     def tick(self, now: float, step: int, table: int, digest: bytes, idle: float,
              info: dict[str, Any]) -> None:  # fmt: skip
         """Repeat what is unanswered, beat, and give up on a coordinator that is silent."""
+        if self.ended:
+            return
         for request in self._requests.values():
             if now >= request.due:
                 request.due = now + REPEAT
@@ -141,13 +146,14 @@ class Membership:
         if now >= self._plan_due:
             self._plan_due = now + REPEAT
             self.outbox.append(control.FetchPlan(table))
-        if now < self._next_beat or self.ended:
+        if now < self._next_beat:
             return
         if self.welcome is None:
-            self._next_beat = now + REPEAT
-            self.outbox.append(self.hello)
-            if now - self._heard > self.connect:
+            if now - self._heard >= self.connect:
                 self._unreachable(now)
+                return
+            self.outbox.append(self.hello)
+            self._next_beat = min(now + REPEAT, self._heard + self.connect)
             return
         self._next_beat = now + self.welcome.heartbeat
         self.outbox.append(
@@ -157,6 +163,7 @@ class Membership:
             self._unreachable(now)
 
     def _unreachable(self, now: float) -> None:
+        self.unreachable = True
         seconds = now - self._heard
         if self._heard == self._began:
             text = f"the coordinator at {self.address} does not answer ({seconds:.0f} s)"
