@@ -28,7 +28,7 @@ from gradsum.worker import core as protocol
 from gradsum.worker import membership as news
 from gradsum.worker.connection import Connection
 from gradsum.worker.core import Core
-from gradsum.worker.handle import Ticket, lacking
+from gradsum.worker.handle import Handle, Ticket, lacking
 from gradsum.worker.membership import Membership
 from gradsum.worker.rounds import Op
 
@@ -60,6 +60,7 @@ class Comm(threading.Thread):
         self._membership = membership
         self._address = address
         self._inbox: deque[Callable[[float], None]] = deque()
+        self._handles: set[Handle] = set()
         self._wake_lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
@@ -84,15 +85,25 @@ class Comm(threading.Thread):
                 os.eventfd_write(self._wake, 1)
 
     def submit(self, op: Op) -> None:
-        """Hand an operation to the core."""
+        """Hand an operation to the core; its handle is settled whatever happens to this thread."""
+        self._handles.add(op.handle)
         self.post(lambda now: self._submit(op, now))
+
+    def settle(self, error: GradsumError) -> None:
+        """End every wait for a tensor."""
+        for handle in list(self._handles):
+            self._finish(handle, error)
+
+    def _finish(self, handle: Handle, error: GradsumError | None = None) -> None:
+        self._handles.discard(handle)
+        handle.finish(error)
 
     def _submit(self, op: Op, now: float) -> None:
         error = self._session.refused(op.name)
         if error is None:
             self.feed(protocol.Submit(op), now)
         else:
-            op.handle.finish(error)
+            self._finish(op.handle, error)
 
     def watch(self, condition: Condition, ticket: Ticket) -> None:
         """Resolve the ticket once ``condition(core)`` holds."""
@@ -229,9 +240,9 @@ class Comm(threading.Thread):
                     action.offset, action.payload, action.members, action.exponent
                 )
             case protocol.Complete():
-                action.op.handle.finish()
+                self._finish(action.op.handle)
             case protocol.Fail():
-                action.op.handle.finish(action.error)
+                self._finish(action.op.handle, action.error)
             case protocol.SendAttach():
                 self._attach(action.server)
             case protocol.Reconnect():
@@ -300,6 +311,7 @@ class Comm(threading.Thread):
                 case news.FiringsNews():
                     self._session.firings_known(item.group, item.counts)
                 case news.WaitingNews():
+                    self._session.hear(item.text)
                     early = now - self._started_at < QUIET_START
                     log.log(logging.INFO if early else logging.WARNING, "%s", item.text)
 

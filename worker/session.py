@@ -243,9 +243,7 @@ class Session:
         self._settle(error)
 
     def _settle(self, error: GradsumError) -> None:
-        core = self._comm.core
-        for op in [] if core is None else core.waiting():
-            op.handle.finish(error)
+        self._comm.settle(error)
         for ticket in list(self._tickets):
             ticket.reject(error)
         self._ready.set()
@@ -338,6 +336,11 @@ class Session:
         if welcome is not None:
             self.rank, self.size = welcome.rank, welcome.world
         self._ready.set()
+
+    def hear(self, text: str) -> None:
+        """The coordinator says for whom it waits; a timeout will repeat it."""
+        for ticket in list(self._tickets):
+            ticket.awaited = text
 
     def refuse(self, name: str, error: GradsumError) -> None:
         """Operations on this tensor fail from now on: ranks disagree about it (I1)."""
