@@ -49,7 +49,7 @@ class Refusal(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Down, to those who wait at the start: who is missing."""
+    """Down, to those who wait, at the start or in a gather: who is missing."""
 
     text: str
 

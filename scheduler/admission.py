@@ -1,12 +1,14 @@
 """Which place a process that says Hello gets, or why it gets none.
 
 Rules: a refusal names cause and remedy, a taken rank its holder. None means "later": the place's
-holder may be dead, or the last job is about to end, and a moment decides.
+holder may be dead, or the last job is about to end, and a moment decides. A place that looks taken
+is only doubtful at first: the end of a killed process may be a few milliseconds behind the Hello of
+the next one.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from gradsum.proto.control import Hello, Refusal
 from gradsum.proto.limits import PROTOCOL
@@ -16,7 +18,16 @@ MAX_TEXT: Final = 512
 """Bytes of a text field: it is repeated to others."""
 
 
-def place_for(members: Membership, hello: Hello) -> int | Refusal | None:
+class Doubt(NamedTuple):
+    """Refused, if it is still so when everybody had the time to show that he is alive."""
+
+    refusal: Refusal
+
+
+Place = int | Refusal | Doubt | None
+
+
+def place_for(members: Membership, hello: Hello) -> Place:
     """The rank or server index for a process that is not a member yet."""
     wrong = _malformed(hello)
     if wrong is not None:
@@ -37,19 +48,21 @@ def _malformed(hello: Hello) -> Refusal | None:
     return None
 
 
-def _server(members: Membership) -> int | Refusal | None:
+def _server(members: Membership) -> Place:
     free = set(range(members.server_count)) - members.servers.keys()
     if free:
         return None if members.sealed else min(free)
     if any(server.closed is not None for server in members.servers.values()):
         return None
-    return Refusal(
-        f"all {members.server_count} servers are here already",
-        "start the coordinator with a larger --servers",
+    return Doubt(
+        Refusal(
+            f"all {members.server_count} servers are here already",
+            "start the coordinator with a larger --servers",
+        )
     )
 
 
-def _worker(members: Membership, hello: Hello) -> int | Refusal | None:
+def _worker(members: Membership, hello: Hello) -> Place:
     wrong = _wrong(members, hello)
     if wrong is not None:
         return wrong
@@ -80,16 +93,18 @@ def _wrong(members: Membership, hello: Hello) -> Refusal | None:
     return None
 
 
-def _closed_to(members: Membership, hello: Hello) -> Refusal | None:
+def _closed_to(members: Membership, hello: Hello) -> Refusal | Doubt | None:
     """Why a worker cannot enter now; None if the job may be about to end."""
     alive = any(m.present and m.closed is None for m in members.workers.values())
     if members.ending or not alive:
         return None
     if hello.job != members.job:
         here = len(members.ranks(State.HERE, State.JOINED))
-        return Refusal(
-            f"busy with job {members.job!r}, {here} of {members.size} workers",
-            "wait for its end, or start another coordinator",
+        return Doubt(
+            Refusal(
+                f"busy with job {members.job!r}, {here} of {members.size} workers",
+                "wait for its end, or start another coordinator",
+            )
         )
     holder = None if hello.rank is None else members.workers.get(hello.rank)
     if holder is None:
@@ -102,12 +117,11 @@ def _closed_to(members: Membership, hello: Hello) -> Refusal | None:
     return _taken(holder) if holder.closed is None else None
 
 
-def _full(members: Membership) -> Refusal:
-    return Refusal(f"all {members.size} workers of job {members.job!r} are here", "check --workers")
+def _full(members: Membership) -> Doubt:
+    text = f"all {members.size} workers of job {members.job!r} are here"
+    return Doubt(Refusal(text, "check --workers"))
 
 
-def _taken(holder: Member) -> Refusal:
-    return Refusal(
-        f"rank {holder.rank} is taken by pid {holder.hello.pid} on {holder.hello.host}",
-        "give every process its own RANK",
-    )
+def _taken(holder: Member) -> Doubt:
+    text = f"rank {holder.rank} is taken by pid {holder.hello.pid} on {holder.hello.host}"
+    return Doubt(Refusal(text, "give every process its own RANK"))

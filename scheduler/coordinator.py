@@ -151,7 +151,7 @@ class _Shell:
         self._config = config
         self._once = once
         self._core = CoordinatorCore(config, secrets.token_hex(8), lambda: secrets.token_bytes(16))
-        self._junk = RateLimited(_LOG, 5.0)
+        self._limited = RateLimited(_LOG, 5.0)
         self._junk_count = 0
         self._full = 0  # batches in a row that did not empty the socket
         self._events: list[Event] = []
@@ -227,8 +227,8 @@ class _Shell:
         except zmq.Again:
             return False
         peer = frames[0].bytes
-        self._closings.note(frames[-1], peer)
         try:
+            self._closings.note(frames[-1], peer)
             if len(frames) != 2:
                 raise ProtocolError(f"{len(frames) - 1} frames, expected 1")
             self._events.append(Received(peer, decode(frames[1].buffer)))
@@ -248,8 +248,8 @@ class _Shell:
                         data = encoded.get(id(message)) or CONTROL.encode(message)
                         encoded[id(message)] = data
                         self._send(peer, data)
-                    case Log(level, text):
-                        _LOG.log(logging.getLevelName(level.upper()), "%s", text)
+                    case Log(level, text, key):
+                        self._log(logging.getLevelName(level.upper()), text, key)
                     case Junk(peer, text):
                         self._log_junk(peer, text)
                     case JobOver(failed) if self._once:
@@ -259,17 +259,23 @@ class _Shell:
         try:
             self._router.send_multipart((peer, data), zmq.NOBLOCK)
         except zmq.Again:
-            self._junk.log(logging.WARNING, "full", "a peer takes nothing; message dropped")
+            self._limited.log(logging.WARNING, "full", "a peer takes nothing; message dropped")
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._events.append(Disconnected(peer))
 
+    def _log(self, level: int, text: str, key: str) -> None:
+        if key:
+            self._limited.log(level, key, "%s", text)
+        else:
+            _LOG.log(level, "%s", text)
+
     def _log_junk(self, peer: bytes, text: str) -> None:
         self._junk_count += 1
-        self._junk.log(
+        self._limited.log(
             logging.WARNING, "junk", "ignored (%d so far), peer %s: %s",
-            self._junk_count, peer.hex(), text,
+            self._junk_count, peer.hex()[:32], text,
         )  # fmt: skip
 
     def _stop(self, number: int) -> None:

@@ -40,10 +40,12 @@ class Send(NamedTuple):
 
 
 class Log(NamedTuple):
-    """A line for the log; level is a name of the standard library's."""
+    """A line for the log; level is a name of the standard library's. Lines of one key, which
+    strangers can cause, are logged at a limited rate."""
 
     level: str
     text: str
+    key: str = ""
 
 
 class Junk(NamedTuple):

@@ -47,10 +47,11 @@ def who_left(left: Set[int], doing: str) -> PeerLost:
 class Gathers:
     """All gathers of a job. Answers are letters: (rank, message)."""
 
-    __slots__ = ("_answers", "_done", "_open")
+    __slots__ = ("_answers", "_done", "_due", "_open")
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, int], dict[int, Gather]] = {}
+        self._due: dict[tuple[str, int], float] = {}  # when those who wait are told for whom
         self._done: dict[str, int] = {}
         self._answers: OrderedDict[tuple[str, int], dict[int, bytes]] = OrderedDict()
 
@@ -74,6 +75,19 @@ class Gathers:
         for place in list(self._open):
             letters += self._settle(place, needed, left)
         return letters
+
+    def stalled(self, needed: Set[int], now: float, every: float) -> list[tuple[list[int], str]]:
+        """Gathers that have waited for ``every`` seconds, and again: who waits, and a text that
+        says for whom. Asked at every event."""
+        self._due = {place: self._due.get(place, now + every) for place in self._open}
+        found = []
+        for place, due in self._due.items():
+            awaited = needed - self._open[place].keys()
+            if now >= due and awaited:
+                self._due[place] = now + every
+                ranks = f"rank{'s' if len(awaited) > 1 else ''} {listing(awaited)}"
+                found.append((sorted(self._open[place]), f"gather {place[0]!r} waits for {ranks}"))
+        return found
 
     def waiting(self, needed: Set[int]) -> dict[str, list[int]]:
         """Open gathers and who is awaited, for the status."""

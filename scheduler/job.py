@@ -23,6 +23,7 @@ from gradsum.proto.control import (
     Register,
     Registered,
     Replan,
+    Waiting,
     WindowReport,
 )
 from gradsum.proto.limits import MAX_INT, MAX_SLICE
@@ -128,7 +129,11 @@ class Job:
             self.failure = failed(0, error)._replace(tensor="")
 
     def advance(self, now: float) -> None:
-        """Open the next fence, or close the one that everybody has reached."""
+        """What time brings: warnings, the next fence, the end of one that all have reached."""
+        for ranks, text in self.gathers.stalled(self.active, now, self._config.stall_warning):
+            self._post.log("warning", text)
+            for rank in ranks:
+                self._post.worker(rank, Waiting(text))
         if self.failure or self.proposal:
             return
         if self.fences.complete(self.at_work):

@@ -10,7 +10,7 @@ from typing import Final
 
 from gradsum.errors import StallTimeout
 from gradsum.proto.control import Hello, Refusal, Waiting
-from gradsum.scheduler.admission import place_for
+from gradsum.scheduler.admission import Doubt, place_for
 from gradsum.scheduler.job import Config
 from gradsum.scheduler.membership import Member, Membership
 from gradsum.scheduler.post import Post
@@ -27,7 +27,7 @@ class Lobby:
         self._config = config
         self._members = members
         self._post = post
-        self._later: dict[bytes, Hello] = {}
+        self._later: dict[bytes, tuple[Hello, float]] = {}  # and since when they wait
         self._last = ""
         self._repeat = 0.0
         self._deadline = 0.0
@@ -73,28 +73,33 @@ class Lobby:
         if member is not None:
             return self._members.rebind(member.token, peer, now)
         place = place_for(self._members, hello)
-        if place is None:
-            self._postpone(peer, hello)
+        since = self._later[peer][1] if peer in self._later else now
+        if isinstance(place, Doubt) and now - since >= self._config.reconnect:
+            place = place.refusal
+        if place is None or isinstance(place, Doubt):
+            self._postpone(peer, hello, since, place)
             return None
         self.forget(peer)
         if isinstance(place, Refusal):
             who = f"{hello.role[:40]} ({hello.host[:200]}:pid {hello.pid})"
-            self._post.log("warning", f"{who} refused: {place.message}")
+            self._post.log("warning", f"{who} refused: {place.message}", "refused")
             self._post.peer(peer, place)
             return None
         member = self._members.enter(place, peer, hello, now)
         self._post.log("info", f"{member.title} is here, incarnation {member.incarnation}")
         return member
 
-    def _postpone(self, peer: bytes, hello: Hello) -> None:
-        """Keep a Hello that cannot be decided before the running job has ended."""
+    def _postpone(self, peer: bytes, hello: Hello, since: float, doubt: Doubt | None) -> None:
+        """Keep a Hello that cannot be decided yet."""
         if peer not in self._later:
             if len(self._later) >= MAX_LATER:
                 self._post.peer(peer, Refusal("too many processes wait for a job", "try later"))
                 return
             text = f"job {self._members.job!r} is ending; waiting for the next one to begin"
+            if doubt is not None:
+                text = f"{doubt.refusal.message}; waiting to see whether that is still so"
             self._post.peer(peer, Waiting(text))
-        self._later[peer] = hello
+        self._later[peer] = (hello, since)
 
     def forget(self, peer: bytes) -> None:
         """This one waits no longer."""
@@ -103,4 +108,4 @@ class Lobby:
     @property
     def later(self) -> list[tuple[bytes, Hello]]:
         """The Hellos to offer again."""
-        return list(self._later.items())
+        return [(peer, hello) for peer, (hello, _) in self._later.items()]

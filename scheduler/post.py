@@ -43,9 +43,9 @@ class Post:
         """To all servers."""
         self._present((m for r, m in self._members.servers.items() if r not in but), message)
 
-    def log(self, level: str, text: str) -> None:
-        """A line for the log."""
-        self._actions.append(Log(level, text))
+    def log(self, level: str, text: str, key: str = "") -> None:
+        """A line for the log; with a key, at a limited rate."""
+        self._actions.append(Log(level, text, key))
 
     def junk(self, peer: bytes, text: str) -> None:
         """Something that nobody asked for."""

@@ -12,10 +12,11 @@ from gradsum.worker.rounds import Op, Outcome
 class Ticket:
     """The result of one request, handed from the comm thread to a waiting thread."""
 
-    __slots__ = ("_done", "error", "value", "what")
+    __slots__ = ("_done", "awaited", "error", "value", "what")
 
     def __init__(self, what: str) -> None:
         self.what = what
+        self.awaited = ""  # what the coordinator last said of whom it waits for
         self.value: Any = None
         self.error: GradsumError | None = None
         self._done = threading.Event()
@@ -42,7 +43,8 @@ class Ticket:
         """The value. Raises the error that ended it, or StallTimeout after ``timeout`` seconds."""
         if not self._done.wait(timeout):
             raise StallTimeout(
-                f"{self.what}: no answer in {timeout:g} s", hint="see the log of the coordinator"
+                f"{self.what}: not done in {timeout:g} s" + (self.awaited and f"; {self.awaited}"),
+                hint="all ranks must do the same; see gradsum status",
             )
         if self.error is not None:
             raise self.error.renew()

@@ -1,7 +1,8 @@
 """Which routing id of a ROUTER has lost its connection, within milliseconds of it.
 
 ZeroMQ tells a ROUTER nothing when a peer goes. But each received frame knows the descriptor of the
-connection that it came by (SRCFD), and the socket's monitor tells which descriptor was closed. One
+connection that it came by (SRCFD; only those of the oldest protocol, which no member speaks, do
+not), and the socket's monitor tells which descriptor was closed. One
 I/O thread makes both streams; the monitor's events are taken before a routing id is noted, so an
 event that follows is not about an earlier connection with the same descriptor. A connection that
 was closed before its first message was read is reported with the next one of its descriptor; until
@@ -16,6 +17,7 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from gradsum.errors import ProtocolError
 from gradsum.proto.transport.sockets import Socket
 
 _REMEMBERED: Final = 4096
@@ -40,12 +42,16 @@ class Closings:
         return int(self._monitor.getsockopt(zmq.FD))
 
     def note(self, frame: zmq.Frame, peer: bytes) -> None:
-        """``frame`` was received from ``peer``."""
+        """``frame`` was received from ``peer``. ProtocolError when it does not say by what."""
         if peer in self._peers or peer in self._closed:
             return
         self._drain()
+        try:
+            descriptor = int(frame.get(zmq.SRCFD))
+        except zmq.ZMQError:
+            raise ProtocolError("a peer that speaks an old ZMTP") from None
         self._peers.add(peer)
-        self._fds.setdefault(int(frame.get(zmq.SRCFD)), []).append(peer)
+        self._fds.setdefault(descriptor, []).append(peer)
 
     def take(self) -> list[bytes]:
         """The routing ids whose connections have closed since the last call."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
 
+from gradsum.errors import ProtocolError
 from gradsum.proto.address import Address
 from gradsum.proto.transport.closings import Closings
 from gradsum.proto.transport.sockets import (
@@ -103,4 +105,17 @@ def test_what_a_closed_connection_left_in_the_queue_does_not_bring_it_back(
     socket.close(1000)
     assert closed(closings, 1, eventually) == [peer]
     assert receive(router, closings) == (peer, b"two")
+    assert closings.take() == []
+
+
+def test_c97_a_message_without_a_known_connection_is_junk(bound: Bound) -> None:
+    """ZMTP 1.0 needs no handshake that we could refuse: an identity frame, then the message."""
+    _, router, address, closings = bound
+    with socket.create_connection((address.host, address.port), 5.0) as raw:
+        raw.sendall(b"\x01\x00" + b"\x05\x00junk")
+        assert router.poll(5000, zmq.POLLIN)
+        frames = router.recv_multipart(copy=False)
+        assert frames[-1].bytes == b"junk"
+        with pytest.raises(ProtocolError, match="old ZMTP"):
+            closings.note(frames[-1], frames[0].bytes)
     assert closings.take() == []

@@ -18,6 +18,7 @@ from gradsum.proto.control import (
     Welcome,
 )
 from gradsum.scheduler.core import Phase
+from gradsum.scheduler.events import Log
 from gradsum.scheduler.membership import listing
 
 from .cast import Cast, hello
@@ -40,6 +41,7 @@ def test_refusals_name_cause_and_remedy(changes: dict[str, Any], text: str) -> N
     cast = Cast(workers=2, servers=1)
     cast.send(b"w0", hello("worker", 0))
     cast.send(b"x", hello(**{"role": "worker", "pid": 999, **changes}))
+    cast.wait(1.0, beat=(b"w0",))
     refusal = cast.last(b"x", Refusal)
     assert text in refusal.message
     assert refusal.hint
@@ -51,8 +53,11 @@ def test_c16_a_second_job_is_refused_while_the_first_runs() -> None:
     cast = Cast(workers=2, servers=1)
     cast.start()
     cast.send(b"x", hello("worker", 0, job="other", pid=999))
-    assert "busy with job 'job', 2 of 2 workers" in cast.last(b"x", Refusal).message
+    assert "busy with job 'job', 2 of 2 workers; waiting" in cast.last(b"x", Waiting).text
     cast.send(b"y", hello("worker", None, pid=999))
+    cast.wait(1.0, beat=(b"w0", b"w1", b"s0"))
+    assert "busy with job 'job', 2 of 2 workers" in cast.last(b"x", Refusal).message
+    assert len(cast.got(b"x", Refusal)) == 1
     assert "all 2 workers of job 'job' are here" in cast.last(b"y", Refusal).message
 
 
@@ -66,6 +71,24 @@ def test_c16_a_job_that_comes_right_after_a_killed_one_waits_for_its_end() -> No
     assert cast.over() == [True]
     assert cast.last(b"x", Welcome).rank == 0
     assert cast.last(b"s0", PlanMessage).job == "next"
+
+
+@pytest.mark.parametrize("job", ["job", "next"])
+def test_c16_a_hello_that_overtakes_the_news_of_a_death_is_not_refused(job: str) -> None:
+    cast = Cast(workers=1, servers=1)
+    cast.start()
+    cast.send(b"x", hello("worker", 0, job=job, pid=999))
+    cast.close(b"w0")
+    cast.wait(1.0, beat=(b"s0",))
+    assert cast.over() == [True]
+    assert not cast.got(b"x", Refusal)
+    assert cast.last(b"x", Welcome).rank == 0
+
+
+def test_refusals_are_logged_under_a_key_since_strangers_can_cause_any_number() -> None:
+    cast = Cast(workers=2, servers=1)
+    cast.send(b"x", hello("worker", 7))
+    assert [a.key for a in cast.actions if isinstance(a, Log)] == ["refused"]
 
 
 def test_ranks_are_given_out_lowest_first_to_those_who_have_none() -> None:
@@ -155,6 +178,7 @@ def test_servers_beyond_the_number_are_refused_and_one_that_replaces_a_dead_one_
     cast = Cast(workers=1, servers=1)
     cast.start()
     cast.send(b"extra", hello("server", 5))
+    cast.wait(1.0, beat=(b"s0",))
     assert "all 1 servers are here" in cast.last(b"extra", Refusal).message
     cast.close(b"s0")
     cast.send(b"new", hello("server", 6))

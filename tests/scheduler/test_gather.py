@@ -134,3 +134,17 @@ def test_joins_name_the_last_to_join() -> None:
         (0, Gathered(8, last)),
         (1, Gathered(9, last)),
     ]
+
+
+def test_c44_those_who_wait_are_told_for_whom_and_again_after_the_same_time() -> None:
+    gathers = Gathers()
+    gathers.add(2, value(2, 1), {0, 1, 2}, NOBODY)
+    assert gathers.stalled({0, 1, 2}, 100.0, 5.0) == []
+    assert gathers.stalled({0, 1, 2}, 104.9, 5.0) == []
+    text = f"gather {value(2, 1).tag!r} waits for ranks 0-1"
+    assert gathers.stalled({0, 1, 2}, 105.0, 5.0) == [([2], text)]
+    gathers.add(0, value(0, 1), {0, 1, 2}, NOBODY)
+    assert gathers.stalled({0, 1, 2}, 109.9, 5.0) == []
+    assert gathers.stalled({0, 1, 2}, 110.0, 5.0) == [([0, 2], text.replace("ranks 0-1", "rank 1"))]
+    gathers.add(1, value(1, 1), {0, 1, 2}, NOBODY)
+    assert gathers.stalled({0, 1, 2}, 999.0, 5.0) == []
