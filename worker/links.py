@@ -193,7 +193,7 @@ class Links:
     def _beat(self, link: Link, now: float) -> None:
         link.next_ping = now + self._heartbeat
         if not link.attached:
-            link.outbox.append(peer.Attach(self._token))
+            link.outbox.insert(0, peer.Attach(self._token))  # first: it binds the connection
         link.inflow.told = link.inflow.grant()
         link.outbox += [peer.Ping(), peer.Credit(*link.inflow.told)]
         if self._joined and not link.standing:
