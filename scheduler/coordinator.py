@@ -29,7 +29,7 @@ from gradsum.log import RateLimited
 from gradsum.proto.address import is_loopback
 from gradsum.proto.codec import unpack
 from gradsum.proto.control import CONTROL, Hello
-from gradsum.proto.limits import PROTOCOL
+from gradsum.proto.limits import MAX_RANKS, PROTOCOL
 from gradsum.proto.transport.closings import Closings
 from gradsum.proto.transport.sockets import CONTROL_LIMIT, Context, bind_router, new_context
 from gradsum.scheduler.core import CoordinatorCore, Phase
@@ -90,6 +90,8 @@ def config_of(settings: Settings, workers: int, servers: int) -> Config:
     for name, value in (("workers", workers), ("servers", servers)):
         if value < 1:
             raise ConfigError(f"--{name} {value}", hint=f"a job has at least one of its {name}")
+        if value > MAX_RANKS:
+            raise ConfigError(f"--{name} {value}", hint=f"at most {MAX_RANKS}")
     limit = settings.max_job_bytes or servers * psutil.virtual_memory().total * 3 // 4
     return Config(
         workers=workers,

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Callable
 from typing import Any, Final
 
-from gradsum.errors import PeerLost, Unreachable, UsageError
+from gradsum.errors import PeerLost, ProtocolError, Unreachable, UsageError
 from gradsum.proto.control import (
     Abort,
     Failed,
@@ -318,6 +318,14 @@ class CoordinatorCore:
         job = self._job
         if job is None:
             self._post.peer(member.peer, HeartbeatReply(0, 0, 0, ()))
+            return
+        if job.registry.table.digest_at(message.table) not in (None, message.digest):
+            error = ProtocolError(
+                f"{member.name} holds another tensor table than the coordinator, "
+                f"in its first {message.table} entries",
+                peer=member.name, hint="are all parts of one release? start the job again",
+            )  # fmt: skip
+            self._fail(failed(0, error))
             return
         if member.is_worker:
             job.fences.seen(message.step)

@@ -45,7 +45,7 @@ class Config:
 
     workers: int
     servers: int
-    slice_bytes: int = 1 << 20
+    slice_bytes: int = 4 << 20
     pack_bytes: int = 1 << 20
     deterministic: bool = False
     heartbeat: float = 0.5

@@ -1,7 +1,7 @@
 """The tensor table: names become keys, appended in one order for everybody (I1).
 
-An entry never changes. Every member holds a prefix of the same table, so a length and a hash of that
-prefix are enough to compare two of them.
+An entry never changes. Every member holds a prefix of the same table, so a length and a hash of
+that prefix are enough to compare two of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from gradsum.errors import ProtocolError
-from gradsum.proto.codec import reader_of
+from gradsum.proto.codec import pack, reader_of
 from gradsum.proto.dtypes import size_of
 from gradsum.proto.limits import MAX_DIMS, MAX_INT, MAX_NAME
 from gradsum.scheduler.policy import Policy, require_built
@@ -22,8 +22,8 @@ from gradsum.scheduler.policy import Policy, require_built
 class TensorSpec(NamedTuple):
     """What a rank says of a tensor when it registers its name.
 
-    dtype is the caller's ("complex64"), wire the element type that travels ("float32"); first is the
-    first version that will be pushed.
+    dtype is the caller's ("complex64"), wire the element type that travels ("float32"); first is
+    the first version that will be pushed.
     """
 
     name: str
@@ -56,12 +56,12 @@ class TensorSpec(NamedTuple):
 class Table:
     """Append-only list of specs; the key of a tensor is its place in the list."""
 
-    __slots__ = ("_digest", "_keys", "_specs")
+    __slots__ = ("_digests", "_keys", "_specs")
 
     def __init__(self) -> None:
         self._specs: list[TensorSpec] = []
         self._keys: dict[str, int] = {}
-        self._digest = b""
+        self._digests = [b""]
 
     def __len__(self) -> int:
         return len(self._specs)
@@ -84,7 +84,9 @@ class Table:
         key = len(self._specs)
         self._specs.append(spec)
         self._keys[spec.name] = key
-        self._digest = hashlib.blake2b(self._digest + repr(spec).encode(), digest_size=16).digest()
+        self._digests.append(
+            hashlib.blake2b(self._digests[-1] + pack(spec), digest_size=16).digest()
+        )
         return key
 
     def extend(self, start: int, specs: Iterable[TensorSpec]) -> int:
@@ -105,8 +107,12 @@ class Table:
 
     @property
     def digest(self) -> bytes:
-        """Hash of the whole table, 16 bytes; equal tables have equal hashes."""
-        return self._digest
+        """Hash of the whole table, 16 bytes (none for an empty one); equal tables, equal hashes."""
+        return self._digests[-1]
+
+    def digest_at(self, length: int) -> bytes | None:
+        """Hash of the first ``length`` entries; None beyond the end."""
+        return self._digests[length] if 0 <= length < len(self._digests) else None
 
     @property
     def nbytes(self) -> int:

@@ -205,6 +205,9 @@ class Engine:
         if header.epoch < plan.epoch:
             self._tell(frame.rank, peer.Nack(*name, "epoch", plan.epoch))
             return
+        if not self._holding.means_us(header):
+            self.counters["stale"] += 1
+            return
         unit = self._holding.unit(header.key)
         if unit is None:
             self._park_early(frame)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gradsum.errors import ProtocolError
+from gradsum.proto.data import Header
 from gradsum.scheduler.plan import Plan
 from gradsum.scheduler.policy import SUM, Policy
 from gradsum.scheduler.slicing import Layout, Unit
@@ -29,6 +30,16 @@ class Holding:
     def epoch(self) -> int:
         """Of the plan in force, 0 before the first."""
         return self.plan.epoch if self.plan else 0
+
+    def means_us(self, header: Header) -> bool:
+        """Whether a header of this epoch is of this job, from and for incarnations of the plan."""
+        plan = self.plan
+        return (
+            plan is not None
+            and header.job == plan.job
+            and header.incarnation == plan.members.get(header.rank)
+            and header.server_incarnation == plan.servers[self.index].incarnation
+        )
 
     def adopt(self, plan: Plan, index: int) -> None:
         """A plan is in force; slots of the old one are over (E1)."""

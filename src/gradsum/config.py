@@ -76,14 +76,14 @@ class Settings:
     advertise: str | None = _option(None, TEXT, "address that others use, if not the bound one")
     insecure: bool = _option(False, FLAG, "listen beyond loopback without authentication")
     slice_bytes: int = _option(
-        MIB,
+        4 * MIB,
         size(1),
         "tensors are cut in slices of this size, rounded to whole elements, at most 64 MiB",
     )
     credit_bytes: int = _option(
-        8 * MIB, size(1), "what a receiver lets one sender have under way; one slice always passes"
+        32 * MIB, size(1), "what a receiver lets one sender have under way; one slice always passes"
     )
-    skew_bytes: int = _option(4 * MIB, size(1), "how far a worker may run ahead of the slowest")
+    skew_bytes: int = _option(16 * MIB, size(1), "how far a worker may run ahead of the slowest")
     pack_bytes: int = _option(MIB, size(0), "small tensors share buffers of this size; 0: never")
     park_bytes: int = _option(256 * MIB, size(0), "memory for frames whose turn has not come")
     deterministic: bool = _option(False, FLAG, "add in rank order: the same bits on every run")

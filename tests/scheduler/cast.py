@@ -29,7 +29,7 @@ from gradsum.scheduler.events import (
 )
 from gradsum.scheduler.job import Config
 from gradsum.scheduler.policy import Policy
-from gradsum.scheduler.table import TensorSpec
+from gradsum.scheduler.table import Table, TensorSpec
 
 M = TypeVar("M")
 
@@ -39,6 +39,14 @@ def spec(
 ) -> TensorSpec:
     """A tensor."""
     return TensorSpec(name, dtype, dtype, shape, Policy(pack=pack), first)
+
+
+def digest(*specs: TensorSpec) -> bytes:
+    """The hash of a table of these tensors."""
+    table = Table()
+    for item in specs:
+        table.append(item)
+    return table.digest
 
 
 def hello(role: str = "worker", rank: int | None = None, **changes: Any) -> Hello:

@@ -40,7 +40,7 @@ from gradsum.proto.limits import MAX_CONTROL
 from gradsum.scheduler.core import Phase
 from gradsum.scheduler.events import Disconnected, Received, Send, Stop, Tick
 
-from .cast import Cast, hello, spec
+from .cast import Cast, digest, hello, spec
 
 
 def failure(cast: Cast, peer: bytes) -> Failed:
@@ -377,3 +377,14 @@ def test_whatever_comes_the_coordinator_lives_and_all_it_sends_can_be_read(
         cast.send(peer, hello("worker", rank, job="after", pid=800 + rank))
     assert cast.last(b"y0", Welcome).rank == 0, "still at work"
     assert cast.last(b"y1", Welcome).rank == 1
+
+
+def test_i1_a_member_with_another_table_ends_the_job_by_name() -> None:
+    cast = Cast(workers=2, servers=1)
+    cast.start()
+    cast.register(b"w0", 1, spec("a", 8))
+    other = digest(spec("a", 9))
+    cast.send(b"w1", Heartbeat(cast.tokens[b"w1"], 0, 1, 1, other, 0.0, {}))
+    failure = cast.last(b"w0", Failed)
+    assert (failure.req, failure.kind, failure.tensor) == (0, "ProtocolError", "")
+    assert "worker 1 holds another tensor table" in failure.message

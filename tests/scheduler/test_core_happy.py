@@ -22,7 +22,7 @@ from gradsum.proto.control import (
 )
 from gradsum.scheduler.core import Phase
 
-from .cast import Cast, hello, spec
+from .cast import Cast, digest, hello, spec
 
 
 def test_welcome_names_rank_world_and_an_increasing_incarnation() -> None:
@@ -83,7 +83,8 @@ def test_register_gather_heartbeat_leave() -> None:
     assert cast.last(b"w0", Gathered) == Gathered(2, {0: b"zero", 1: b"one"})
     assert cast.last(b"w1", Gathered) == Gathered(8, {0: b"zero", 1: b"one"})
 
-    cast.send(b"w1", Heartbeat(cast.tokens[b"w1"], 5, 1, 2, b"", 0.5, {"bytes": 7}))
+    same = digest(spec("a", 2, 3), spec("b", 4))
+    cast.send(b"w1", Heartbeat(cast.tokens[b"w1"], 5, 1, 2, same, 0.5, {"bytes": 7}))
     assert cast.last(b"w1", HeartbeatReply) == HeartbeatReply(1, 2, 0, ())
 
     cast.send(b"w1", Leave("done"))
@@ -138,7 +139,8 @@ def test_status_shows_members_servers_and_who_has_not_named_a_tensor() -> None:
     cast = Cast(workers=2, servers=1)
     cast.start()
     cast.register(b"w0", 1, spec("a", 8))
-    cast.send(b"w1", Heartbeat(cast.tokens[b"w1"], 3, 1, 1, b"", 6.5, {"rounds": 4}))
+    same = digest(spec("a", 8))
+    cast.send(b"w1", Heartbeat(cast.tokens[b"w1"], 3, 1, 1, same, 6.5, {"rounds": 4}))
     cast.now += 0.25
     cast.send(b"anybody", StatusQuery(11))
     reply = cast.last(b"anybody", StatusReply)
