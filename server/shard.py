@@ -210,6 +210,11 @@ class Shard:
             return
         if bound.rank != envelope.rank or bound.generation != envelope.generation:
             raise ProtocolError(f"rank {bound.rank} sent an envelope of rank {envelope.rank}")
+        plan = self._engine.plan
+        if plan is None or (envelope.job, envelope.incarnation) != (
+            plan.job, plan.members.get(bound.rank)
+        ):  # fmt: skip
+            raise ProtocolError(f"rank {bound.rank} sent an envelope of another life or job")
         records = tuple(r for r in envelope.records if not isinstance(r, peer.Attach))
         self._step(Records(bound.rank, envelope.epoch, records), now)
 

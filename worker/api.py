@@ -34,6 +34,7 @@ def init(settings: config.Settings | None = None, **overrides: Any) -> None:
         raise UsageError("init() takes settings or overrides, not both")
     if settings is None:
         file = overrides.pop("config", None)
+        config.require_known(overrides)
         settings = config.load(overrides, os.environ, Path(file) if file else None)
     default.open(settings)
 
@@ -78,6 +79,7 @@ def push_pull(
     tensor: torch.Tensor,
     average: bool = True,
     name: str | None = None,
+    version: int = 0,
     priority: int | None = None,
     compression: Compressor = Compression.none,
 ) -> torch.Tensor: ...
@@ -88,6 +90,7 @@ def push_pull(
     tensor: Sequence[torch.Tensor],
     average: bool = True,
     name: str | None = None,
+    version: int = 0,
     priority: int | None = None,
     compression: Compressor = Compression.none,
 ) -> list[torch.Tensor]: ...
@@ -97,32 +100,36 @@ def push_pull(
     tensor: Any,
     average: bool = True,
     name: str | None = None,
+    version: int = 0,
     priority: int | None = None,
     compression: Compressor = Compression.none,
 ) -> Any:
     """The mean (``average=False``: the sum) over all ranks, as a new tensor of the same dtype and
     shape. Integers are divided with floor. A list is summed together under ``name.0``, ``name.1``.
 
-    name: what the ranks call it, required. priority: larger goes first; by default most urgent.
+    name: what the ranks call it, required. version: taken for BytePS scripts and not used, since
+    versions count the calls (V2). priority: larger goes first; by default most urgent.
     """
-    return synchronize(push_pull_async(tensor, average, name, priority, compression))
+    return synchronize(push_pull_async(tensor, average, name, version, priority, compression))
 
 
 def push_pull_inplace(
     tensor: Any,
     average: bool = True,
     name: str | None = None,
+    version: int = 0,
     priority: int | None = None,
     compression: Compressor = Compression.none,
 ) -> Any:
     """``push_pull`` with the result in the tensors that were given."""
-    return synchronize(push_pull_async_inplace(tensor, average, name, priority, compression))
+    return synchronize(push_pull_async_inplace(tensor, average, name, version, priority, compression))
 
 
 def push_pull_async(
     tensor: pushpull.Tensors,
     average: bool = True,
     name: str | None = None,
+    version: int = 0,
     priority: int | None = None,
     compression: Compressor = Compression.none,
 ) -> PushPullHandle:
@@ -134,6 +141,7 @@ def push_pull_async_inplace(
     tensor: pushpull.Tensors,
     average: bool = True,
     name: str | None = None,
+    version: int = 0,
     priority: int | None = None,
     compression: Compressor = Compression.none,
 ) -> PushPullHandle:

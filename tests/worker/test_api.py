@@ -144,7 +144,7 @@ def test_push_pull_in_all_its_forms() -> None:
     assert gradsum.synchronize(handle) is gradsum.synchronize(handle)
     assert gradsum.synchronize(gradsum.push_pull_async_inplace([given], name="d"))[0] is given
     assert [t.tolist() for t in gradsum.push_pull([given, given + 1], name="e")] == [[1, 2], [2, 3]]
-    assert gradsum.push_pull(given, True, "f", 3, gradsum.Compression.bf16).tolist() == [1, 2]
+    assert gradsum.push_pull(given, True, "f", 0, 3, gradsum.Compression.bf16).tolist() == [1, 2]
     gradsum.declare("g", gradsum.Policy())
     gradsum.mark_step()
     gradsum.barrier()
