@@ -70,7 +70,7 @@ def test_the_names_for_type_checkers_are_those_of_the_table() -> None:
 
 
 def test_arguments_keep_their_order() -> None:
-    signature = "tensor average name priority compression".split()
+    signature = "tensor average name version priority compression".split()  # BytePS's
     for call in (api.push_pull_inplace, api.push_pull_async, api.push_pull_async_inplace):
         assert list(inspect.signature(call).parameters) == signature
     assert list(inspect.signature(api.DistributedOptimizer).parameters) == [
