@@ -150,9 +150,11 @@ class Registry:
         claims = self._claims.setdefault(spec.name, {})
         agreed = self.table[key]
         latest = claims.get(rank, spec) if spec == agreed else spec  # a dispute has no way back
+        every = {**claims, rank: latest}
+        rival = next((claim for claim in every.values() if claim != agreed), spec)
         sides: dict[str, set[int]] = {}
-        for other, claim in sorted({**claims, rank: latest}.items()):
-            sides.setdefault(_side(claim, spec if claim == agreed else agreed), set()).add(other)
+        for other, claim in sorted(every.items()):
+            sides.setdefault(_side(claim, rival if claim == agreed else agreed), set()).add(other)
         if claims.get(rank) == agreed and len(claims) == 1:
             sides = {_side(agreed, spec) + " before": {rank}, _side(spec, agreed) + " now": {rank}}
         text = "; ".join(

@@ -10,7 +10,7 @@ import hashlib
 import math
 import typing
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gradsum.errors import ProtocolError
 from gradsum.proto.codec import pack, reader_of
@@ -121,6 +121,16 @@ class Table:
 
 
 _READ_SPEC = reader_of(TensorSpec)
+NAME_HINT: Final = f"names have 1 to {MAX_NAME} bytes of UTF-8"
+
+
+def name_error(name: str) -> str:
+    """What is wrong with a tensor's name; "" if nothing is."""
+    size = len(name.encode(errors="surrogatepass"))
+    if not 1 <= size <= MAX_NAME:
+        return f"tensor name {name[:40]!r} has {size} bytes"
+    surrogate = any("\ud800" <= letter <= "\udfff" for letter in name)
+    return f"tensor name {name[:40]!r} is not valid Unicode" if surrogate else ""
 
 
 def parse_spec(raw: object) -> TensorSpec:
@@ -129,11 +139,9 @@ def parse_spec(raw: object) -> TensorSpec:
         spec = _READ_SPEC(raw)
     except TypeError as error:
         raise ProtocolError(f"not a tensor spec: {error}") from None
-    if not spec.name or len(spec.name.encode()) > MAX_NAME:
-        raise ProtocolError(
-            f"tensor name {spec.name[:40]!r}... has {len(spec.name.encode())} bytes",
-            hint=f"names have 1 to {MAX_NAME} bytes",
-        )
+    wrong = name_error(spec.name)
+    if wrong:
+        raise ProtocolError(wrong, hint=NAME_HINT)
     if len(spec.shape) > MAX_DIMS or any(not 0 <= d <= MAX_INT for d in spec.shape):
         raise ProtocolError(f"shape {spec.shape} of tensor {spec.name!r}", tensor=spec.name)
     if not 0 <= spec.nbytes <= MAX_INT or spec.first < 1:

@@ -22,7 +22,7 @@ from gradsum.proto.codec import pack, unpack
 from gradsum.proto.limits import MAX_GATHER, PROTOCOL
 from gradsum.proto.transport.memory import keep_freed_memory
 from gradsum.scheduler.policy import SUM, require_built
-from gradsum.scheduler.table import TensorSpec
+from gradsum.scheduler.table import NAME_HINT, TensorSpec, name_error
 from gradsum.worker import core as protocol
 from gradsum.worker.comm import Comm, Condition
 from gradsum.worker.fence import Gate
@@ -107,6 +107,9 @@ class Session:
         self.check()
         for spec in specs:
             require_built(spec.policy, spec.name)
+            wrong = name_error(spec.name)
+            if wrong:
+                raise UsageError(wrong, hint=NAME_HINT)
         keys: list[int] = []
         for start in range(0, max(len(specs), 1), REGISTER_AT_ONCE):
             part = tuple(specs[start : start + REGISTER_AT_ONCE])

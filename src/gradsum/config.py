@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -205,13 +205,18 @@ def _read_file(path: Path) -> dict[str, Any]:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}", hint="such as: lease = 10.0") from None
+    require_known(table, f"{path}: ")
+    return table
+
+
+def require_known(settings: Iterable[str], where: str = "") -> None:
+    """ConfigError for a name that is no setting, with the one that was most likely meant."""
     names = [o.name for o in options()]
-    for key in table:
+    for key in settings:
         if key not in names:
             close = difflib.get_close_matches(key, names, n=1)
             hint = f"did you mean {close[0]}?" if close else "gradsum doctor lists all settings"
-            raise ConfigError(f"{path}: there is no setting {key!r}", hint=hint)
-    return table
+            raise ConfigError(f"{where}there is no setting {key!r}", hint=hint)
 
 
 def _unknown(env: Mapping[str, str]) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -23,10 +24,14 @@ START = 20.0
 
 QUICK = {
     "GRADSUM_HEARTBEAT": "0.2",
-    "GRADSUM_SUSPECT": "0.6",
-    "GRADSUM_LEASE": "2",
+    "GRADSUM_SUSPECT": "1",
+    "GRADSUM_LEASE": "3",
+    "GRADSUM_STALL_WARNING": "1",
 }
 """Settings that make losses show within seconds; workers learn lease and heartbeat at Hello."""
+
+OTHERS = ("GRADSUM_", "SLURM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "JOB_COMPLETION")
+"""Variables of the developer's own that must not reach the processes."""
 
 
 def until(condition: Callable[[], object], limit: float, what: str) -> float:
@@ -48,7 +53,7 @@ class Process:
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.popen = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=folder,
-                env=os.environ | env,
+                env={k: v for k, v in os.environ.items() if not k.startswith(OTHERS)} | env,
             )  # fmt: skip
 
     @property
@@ -166,3 +171,15 @@ class Daemons:
         """End everything, workers first."""
         for process in reversed(self._started):
             process.end()
+
+
+@contextmanager
+def running(
+    folder: Path, workers: int, servers: int, expected_servers: int | None = None, **env: str
+) -> Iterator[Daemons]:
+    """Daemons that are ended at the end."""
+    daemons = Daemons(folder, **env)
+    try:
+        yield daemons.start(workers, servers, expected_servers)
+    finally:
+        daemons.close()

@@ -7,9 +7,14 @@ forever:NAME  sums without end
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +59,8 @@ class Push:
             key, version, self._source.reshape(-1).data.cast("B"), Into(self.result.reshape(-1))
         )
 
-    def wait(self, limit: float = 20.0) -> Array:
+    def wait(self, limit: float | None = 20.0) -> Array:
+        """The sum; limit None: the setting stall_timeout."""
         self.handle.wait(limit)
         return self.result
 
@@ -85,12 +91,35 @@ class Plain:
 
 def mine(rank: int, turn: int) -> Array:
     """What a rank pushes: other numbers on every rank and in every turn."""
-    return np.arange(4, dtype=np.float32) * 10 + 4**rank + 100 * turn
+    return np.array([10 * place + 4**rank + 100 * turn for place in range(4)], np.float32)
 
 
 def expected(size: int, turn: int) -> Array:
     """The sum of ``mine`` over all ranks; exact in float32."""
-    return np.sum([mine(rank, turn) for rank in range(size)], axis=0, dtype=np.float32)
+    return np.array(sum(mine(rank, turn) for rank in range(size)))
+
+
+def outcomes(*works: Callable[[], Any], limit: float = 30.0) -> list[Any]:
+    """Run all at the same time, as the ranks of a job do; what each returned, or its error."""
+    pool = ThreadPoolExecutor(len(works))
+    try:
+        futures = [pool.submit(work) for work in works]
+        return [future.exception(limit) or future.result() for future in futures]
+    finally:
+        pool.shutdown(wait=False)
+
+
+@contextmanager
+def members(settings: Sequence[config.Settings]) -> Iterator[list[Plain]]:
+    """A job whose workers live in this process; all leave at the end."""
+    found = outcomes(*(partial(Plain, one) for one in settings))
+    try:
+        for plain in found:
+            if isinstance(plain, BaseException):
+                raise plain
+        yield found
+    finally:
+        outcomes(*(plain.close for plain in found if isinstance(plain, Plain)))
 
 
 def act(plain: Plain, word: str, turn: int) -> None:
@@ -98,8 +127,8 @@ def act(plain: Plain, word: str, turn: int) -> None:
     rank, size = plain.session.rank, plain.session.size
     name, _, rest = word.partition(":")
     if name == "only":
-        number, _, inner = rest.partition(":")
-        if rank == int(number):
+        only, _, inner = rest.partition(":")
+        if rank == int(only):
             act(plain, inner, turn)
     elif name == "sum":
         got = plain.total(rest, mine(rank, turn))
@@ -107,9 +136,7 @@ def act(plain: Plain, word: str, turn: int) -> None:
             raise ValueError(f"sum of {rest} is {got}, not {expected(size, turn)}")
         print("sum", rest, got.tolist(), flush=True)
     elif name == "forever":
-        number = 0
-        while True:
-            number += 1
+        for number in itertools.count(turn):
             act(plain, f"sum:{rest}", number)
     elif name == "raise":
         raise ValueError(rest)
