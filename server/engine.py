@@ -266,7 +266,8 @@ class Engine:
             return verdict
         self.counters["pushes"] += 1
         self.counters["bytes_in"] += header.length
-        self._flow.counted(rank, header.length + FRAME_COST)
+        if policy.kind == SUM:  # by what a round weighs, so that ABSENT and roots do not skew it
+            self._flow.counted(rank, unit.slices[header.slice].length + FRAME_COST)
         if slot.open is not None:
             slot.open.priority = min(slot.open.priority, header.priority)
         if policy.reads(rank):
