@@ -234,10 +234,14 @@ class Transfers:
             self._actions.append(Complete(op))
 
     def _fail_round(self, round_: UnitRound, error: Callable[[Op], GradsumError]) -> None:
-        """The round stays open towards the servers, but nobody here waits for it any more."""
+        """The round stays open towards the servers, but nobody here waits for it any more.
+
+        Neither does anybody for later versions, which cannot begin before this one is done (V2).
+        """
         round_.error = error
-        for op in round_.ops:
-            self._fail(op, error(op))
+        for member in round_.stream.unit.members:
+            for op in list(self._ops.get(member.key, {}).values()):
+                self._fail(op, error(op))
 
     def _fail(self, op: Op, error: GradsumError) -> None:
         ops = self._ops.get(op.key)
