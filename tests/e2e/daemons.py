@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -175,10 +175,11 @@ class Daemons:
 
 @contextmanager
 def running(
-    folder: Path, workers: int, servers: int, expected_servers: int | None = None, **env: str
-) -> Iterator[Daemons]:
+    folder: Path, workers: int, servers: int, expected_servers: int | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Daemons]:  # fmt: skip
     """Daemons that are ended at the end."""
-    daemons = Daemons(folder, **env)
+    daemons = Daemons(folder, **(env or {}))
     try:
         yield daemons.start(workers, servers, expected_servers)
     finally:

@@ -71,13 +71,17 @@ class Plain:
     def __init__(self, settings: config.Settings) -> None:
         self.session = Session.open(settings)
         self._turns: dict[str, int] = {}
+        self._keys: dict[TensorSpec, int] = {}
 
     def register(self, *specs: TensorSpec, group: str = "") -> list[int]:
-        return self.session.register(specs, group)
+        keys = self.session.register(specs, group)
+        self._keys.update(zip(specs, keys, strict=True))
+        return keys
 
     def push(self, name: str, values: Array, **policy: Any) -> Push:
-        """Begin the next round of a float32 tensor."""
-        (key,) = self.register(spec(name, *values.shape, **policy))
+        """Begin the next round of a tensor, registered at its first use."""
+        wanted = spec(name, *values.shape, dtype=values.dtype.name, **policy)
+        key = self._keys[wanted] if wanted in self._keys else self.register(wanted)[0]
         turn = self._turns[name] = self._turns.get(name, 0) + 1
         return Push(self.session, key, turn, values)
 
@@ -101,7 +105,7 @@ def expected(size: int, turn: int) -> Array:
 
 def outcomes(*works: Callable[[], Any], limit: float = 30.0) -> list[Any]:
     """Run all at the same time, as the ranks of a job do; what each returned, or its error."""
-    pool = ThreadPoolExecutor(len(works))
+    pool = ThreadPoolExecutor(max(len(works), 1))
     try:
         futures = [pool.submit(work) for work in works]
         return [future.exception(limit) or future.result() for future in futures]
@@ -131,7 +135,7 @@ def act(plain: Plain, word: str, turn: int) -> None:
         if rank == int(only):
             act(plain, inner, turn)
     elif name == "sum":
-        got = plain.total(rest, mine(rank, turn))
+        got = plain.push(rest, mine(rank, turn)).wait(None)
         if not np.array_equal(got, expected(size, turn)):
             raise ValueError(f"sum of {rest} is {got}, not {expected(size, turn)}")
         print("sum", rest, got.tolist(), flush=True)

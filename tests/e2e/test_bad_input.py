@@ -106,7 +106,7 @@ def test_commands_name_a_coordinator_that_does_not_answer(idle: Daemons) -> None
 def test_those_who_wait_say_who_is_missing_and_give_up_in_the_end(tmp_path: Path) -> None:
     env = {"GRADSUM_START_TIMEOUT": "5"}
     missing = "waiting for 1 of 2 servers and for worker rank 1; here: worker rank 0 ("
-    with running(tmp_path, workers=2, servers=1, expected_servers=2, **env) as daemons:
+    with running(tmp_path, workers=2, servers=1, expected_servers=2, env=env) as daemons:
         worker = daemons.worker(0, 2)
         worker.says(missing, START)
         for daemon in daemons.all:
