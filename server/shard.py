@@ -20,7 +20,7 @@ from typing import Any, Final
 import zmq
 
 from gradsum.config import Settings
-from gradsum.errors import GradsumError, ProtocolError, Refused, Unreachable
+from gradsum.errors import GradsumError, ProtocolError
 from gradsum.log import RateLimited
 from gradsum.proto import control, data, peer
 from gradsum.proto.address import Address, parse_address
@@ -35,12 +35,10 @@ from gradsum.proto.transport.sockets import (
     connect_dealer,
     new_context,
 )
-from gradsum.scheduler.plan import Plan
-from gradsum.scheduler.table import TensorSpec, parse_spec
+from gradsum.scheduler.table import TensorSpec
 from gradsum.server.adder import Adder
 from gradsum.server.bindings import Bindings
 from gradsum.server.engine import (
-    Adopt,
     Attached,
     Engine,
     Extend,
@@ -51,10 +49,9 @@ from gradsum.server.engine import (
     SendSum,
     Tick,
 )
+from gradsum.server.membership import Membership
 
 BATCH: Final = 32
-HELLO_REPEAT: Final = 1.0
-FETCH_REPEAT: Final = 0.2
 
 log = logging.getLogger("gradsum.server")
 
@@ -75,9 +72,6 @@ class Shard:
             window=settings.credit_bytes, skew=settings.skew_bytes,
             park_bytes=settings.park_bytes, heartbeat=settings.heartbeat, adder=Adder(),
         )  # fmt: skip
-        self._welcome: control.Welcome | None = None
-        self._heard = self._next_beat = time.monotonic()
-        self._next_fetch = 0.0
         self._exit: int | None = None
         self._limited = RateLimited(log, 5.0)
         self._open_sockets()
@@ -88,10 +82,14 @@ class Shard:
         self._control, control_at = self._bind(CONTROL_LIMIT)
         host = settings.advertise or data_at.host
         self.address = Address(host, data_at.port)
-        self._hello = control.Hello(
+        hello = control.Hello(
             PROTOCOL, "server", "", None, None, socket.gethostname(), os.getpid(),
             settings.restart_count, Address(host, data_at.port).endpoint,
             Address(host, control_at.port).endpoint, b"",
+        )  # fmt: skip
+        self._membership = Membership(
+            hello, str(self._coordinator_address), settings.connect_timeout, self._once,
+            time.monotonic(),
         )  # fmt: skip
         self._coordinator = connect_dealer(
             self._context, self._coordinator_address, max_message=CONTROL_LIMIT,
@@ -116,7 +114,7 @@ class Shard:
 
     def run(self) -> int:
         """Serve jobs; the exit code. Raises Unreachable or Refused for what ends a server."""
-        self._say(self._hello)
+        self._take_news(time.monotonic())
         try:
             while self._exit is None:
                 self._turn()
@@ -145,7 +143,7 @@ class Shard:
         self._tick(now)
 
     def _patience(self, now: float) -> int:
-        due = min(self._engine.next_deadline(now), self._next_beat)
+        due = min(self._engine.next_deadline(now), self._membership.next_deadline())
         return max(0, min(int((due - now) * 1000) + 1, 1_000))
 
     def _take(self, source: Any, handle: Any, now: float) -> None:
@@ -165,9 +163,8 @@ class Shard:
         for action in actions:
             if isinstance(action, SendSum):
                 self._send(action)
-            elif isinstance(action, FetchPlan) and now >= self._next_fetch:
-                self._next_fetch = now + FETCH_REPEAT
-                self._say(control.FetchPlan(action.start))
+            elif isinstance(action, FetchPlan):
+                self._membership.fetch(action.start, now)
 
     def _step(self, event: Any, now: float) -> None:
         self._carry_out(self._engine.step(event, now), now)
@@ -255,7 +252,7 @@ class Shard:
     def _send_control(
         self, target: bytes, rank: int, generation: int, records: tuple[Any, ...]
     ) -> None:
-        plan, welcome = self._engine.plan, self._welcome
+        plan, welcome = self._engine.plan, self._membership.welcome
         envelope = peer.Envelope(
             PROTOCOL, plan.job if plan else "", plan.epoch if plan else 0, rank,
             plan.members.get(rank, 0) if plan else 0, welcome.incarnation if welcome else 0,
@@ -273,49 +270,16 @@ class Shard:
         self._coordinator.send(CONTROL.encode(message))
 
     def _tick(self, now: float) -> None:
-        if now >= self._engine.next_deadline(now):
-            self._step(Tick(), now)
-        if now < self._next_beat:
-            return
-        settings = self._settings
-        silent = now - self._heard
-        if self._welcome is None:
-            self._next_beat = now + HELLO_REPEAT
-            self._say(self._hello)
-            if silent > settings.connect_timeout:
-                self._lost(f"does not answer ({silent:.0f} s)", now)
-            return
-        self._next_beat = now + self._welcome.heartbeat
         engine = self._engine
-        self._say(
-            control.Heartbeat(
-                self._welcome.token, 0, engine.plan.epoch if engine.plan else 0,
-                len(engine.table), engine.table.digest, 0.0, dict(engine.counters),
-            )
-        )  # fmt: skip
-        if silent > self._welcome.lease:
-            self._lost(f"has been silent for {silent:.1f} s", now)
+        if now >= engine.next_deadline(now):
+            self._step(Tick(), now)
+        self._membership.tick(
+            now, self._epoch(), len(engine.table), engine.table.digest, dict(engine.counters)
+        )
+        self._take_news(now)
 
-    def _lost(self, how: str, now: float) -> None:
-        """The coordinator is gone: a server of one job ends, a standing one waits for the next."""
-        text = f"the coordinator at {self._coordinator_address} {how}"
-        if self._once or self._welcome is None:
-            raise Unreachable(
-                text, peer=str(self._coordinator_address),
-                hint="is it running there? gradsum coordinator --bind HOST:PORT",
-            )
-        log.warning("%s; waiting for it to come back", text)
-        self._forget(now)
-
-    def _forget(self, now: float) -> None:
-        self._welcome = None
-        self._hello = self._hello._replace(token=b"")
-        self._heard = now + 1e9  # a standing server waits without end, by design
-        self._reset(now)
-
-    def _reset(self, now: float) -> None:
-        self._step(Reset(), now)
-        self._bindings.clear()
+    def _epoch(self) -> int:
+        return self._engine.plan.epoch if self._engine.plan else 0
 
     def _hear_coordinator(self, now: float) -> None:
         while True:
@@ -323,59 +287,31 @@ class Shard:
                 message = CONTROL.decode(self._coordinator.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            self._heard = now
-            self._obey(message, now)
+            self._membership.received(message, self._epoch(), len(self._engine.table), now)
+            self._take_news(now)
 
-    def _obey(self, message: Any, now: float) -> None:
-        match message:
-            case control.Welcome():
-                self._welcomed(message, now)
-            case control.Refusal() if self._welcome is None:
-                raise Refused(message.message, hint=message.hint)
-            case control.Refusal():
-                self._forget(now)
-            case control.PlanMessage():
-                self._adopt(message, now)
-            case control.TableMessage():
-                specs = tuple(map(parse_spec, message.specs))
-                self._prepare(specs)
-                self._step(Extend(message.start, specs), now)
-            case control.HeartbeatReply():
-                engine = self._engine
-                behind = engine.plan is not None and message.epoch > engine.plan.epoch
-                if behind or message.table > len(engine.table):
-                    self._carry_out([FetchPlan(len(engine.table))], now)
-            case control.JobEnd():
-                self._job_over(message, now)
-            case control.Waiting():
-                log.info("%s", message.text)
+    def _take_news(self, now: float) -> None:
+        """Events first: an acknowledged plan is in force."""
+        membership = self._membership
+        for event in membership.events:
+            if isinstance(event, Extend):
+                self._prepare(event.specs)
+            elif isinstance(event, Reset):
+                self._bindings.clear()
+            self._step(event, now)
+        membership.events.clear()
+        for message in membership.outbox:
+            self._say(message)
+        membership.outbox.clear()
+        for note in membership.notes:
+            log.info("%s", note)
+        membership.notes.clear()
+        if membership.over is not None and self._once:
+            self._exit = int(membership.over.failed)
+        membership.over = None
 
     def _prepare(self, specs: tuple[TensorSpec, ...]) -> None:
         """Import torch beside the loop when a half type is announced: 2-3 s of silence in the loop
         would look like a dead server."""
         if "torch" not in sys.modules and any(spec.wire in HALVES for spec in specs):
             threading.Thread(target=importlib.import_module, args=("torch",), daemon=True).start()
-
-    def _welcomed(self, message: control.Welcome, now: float) -> None:
-        if self._welcome is None:
-            log.info(
-                "server %d ready on %s (protocol %d)", message.rank, self.address, PROTOCOL
-            )
-        self._welcome = message
-        self._hello = self._hello._replace(token=message.token)
-
-    def _adopt(self, message: control.PlanMessage, now: float) -> None:
-        """Nothing is served before a plan names this incarnation (I4)."""
-        welcome = self._welcome
-        if welcome is None or message.coordinator != welcome.coordinator:
-            return
-        for place, info in enumerate(message.servers):
-            if (info.number, info.incarnation) == (welcome.rank, welcome.incarnation):
-                self._step(Adopt(Plan.of(message), place), now)
-                self._say(control.PlanAck(message.epoch))
-
-    def _job_over(self, message: control.JobEnd, now: float) -> None:
-        log.info("job %r %s", message.job, "failed" if message.failed else "ended")
-        self._reset(now)
-        if self._once:
-            self._exit = int(message.failed)

@@ -122,7 +122,8 @@ def push_pull_inplace(
     compression: Compressor = Compression.none,
 ) -> Any:
     """``push_pull`` with the result in the tensors that were given."""
-    return synchronize(push_pull_async_inplace(tensor, average, name, version, priority, compression))
+    handle = push_pull_async_inplace(tensor, average, name, version, priority, compression)
+    return synchronize(handle)
 
 
 def push_pull_async(

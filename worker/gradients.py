@@ -21,9 +21,9 @@ from gradsum.worker.client import Client
 from gradsum.worker.compression import Compressor
 from gradsum.worker.naming import Naming
 from gradsum.worker.order import ForwardOrder
+from gradsum.worker.parameters import Round, Tracked
 from gradsum.worker.rounds import Sink
 from gradsum.worker.sinks import Discard, TensorSink
-from gradsum.worker.slots import Round, Slot
 from gradsum.worker.tensors import SUMMED, Watch, dtype_name, source_bytes, spec_of
 from gradsum.worker.window import Lesson, Verdict, Window
 
@@ -44,7 +44,7 @@ class Gradients:
         self._compressor = compressor
         self._order = ForwardOrder(model) if model is not None else None
         self._window = Window(passes)
-        self._slots: list[Slot] = []
+        self._tracked: list[Tracked] = []
         self._index: dict[str, int] = {}
         self._urgency: dict[int, int] = {}
         self._flight: list[Round] = []
@@ -65,7 +65,7 @@ class Gradients:
             for name, p in fresh
         ]
         new = [spec for spec in specs if spec.name not in self._index]
-        part = self.group if not self._slots else f"{self.group}+{len(self._slots)}"
+        part = self.group if not self._tracked else f"{self.group}+{len(self._tracked)}"
         keys = dict(
             zip((s.name for s in new), self._session.register(new, part), strict=True)
             if new
@@ -73,22 +73,22 @@ class Gradients:
         )
         for spec, (_, parameter) in zip(specs, fresh, strict=True):
             if spec.name in keys:
-                self._index[spec.name] = len(self._slots)
-                self._slots.append(Slot(parameter, spec, keys[spec.name]))
+                self._index[spec.name] = len(self._tracked)
+                self._tracked.append(Tracked(parameter, spec, keys[spec.name]))
             else:
-                self._replace(self._slots[self._index[spec.name]], parameter, spec.shape)
+                self._replace(self._tracked[self._index[spec.name]], parameter, spec.shape)
         self._window.grow(len(new))
         self._hook()
 
-    def _replace(self, slot: Slot, parameter: torch.Tensor, shape: tuple[int, ...]) -> None:
-        if shape != slot.spec.shape or SUMMED[parameter.dtype][0] != slot.spec.dtype:
+    def _replace(self, tracked: Tracked, parameter: torch.Tensor, shape: tuple[int, ...]) -> None:
+        if shape != tracked.spec.shape or SUMMED[parameter.dtype][0] != tracked.spec.dtype:
             raise UsageError(
-                f"parameter {slot.spec.name!r} was replaced by one of another shape or dtype",
-                tensor=slot.spec.name,
+                f"parameter {tracked.spec.name!r} was replaced by one of another shape or dtype",
+                tensor=tracked.spec.name,
                 hint="make a new optimizer and wrap it",
             )
-        slot.unhook()
-        slot.parameter = parameter
+        tracked.unhook()
+        tracked.parameter = parameter
 
     def _wire(self, parameter: torch.Tensor) -> str | None:
         wire = self._compressor.wire_for(parameter)
@@ -96,15 +96,15 @@ class Gradients:
 
     def _hook(self) -> None:
         myself = weakref.ref(self)
-        for index, slot in enumerate(self._slots):
-            slot.hook(partial(_guarded, myself, index), partial(_fired, myself, index))
+        for index, tracked in enumerate(self._tracked):
+            tracked.hook(partial(_guarded, myself, index), partial(_fired, myself, index))
 
     # -- backward ----------------------------------------------------------------------------
 
     def guard(self, index: int) -> None:
         """Before accumulation: UsageError if the gradient is on its way already (V4)."""
         if self._window.is_sent(index):
-            name = self._slots[index].spec.name
+            name = self._tracked[index].spec.name
             raise UsageError(
                 f"a further backward pass reached {name!r}, whose gradient is on its way already",
                 tensor=name,
@@ -167,8 +167,8 @@ class Gradients:
 
     def _complete(self) -> list[int]:
         """What is to leave at the end of the window, checked: no error comes after the first."""
-        by_hand = [i for i, slot in enumerate(self._slots) if slot.by_hand()]
-        push = [i for i in self._window.unsent(by_hand) if self._slots[i].has_grad()]
+        by_hand = [i for i, tracked in enumerate(self._tracked) if tracked.by_hand()]
+        push = [i for i in self._window.unsent(by_hand) if self._tracked[i].has_grad()]
         for index in push:
             self._check(index)
         return push
@@ -194,8 +194,8 @@ class Gradients:
 
     def remember(self) -> None:
         """Gradients as they are now are old."""
-        for slot in self._slots:
-            slot.remember()
+        for tracked in self._tracked:
+            tracked.remember()
 
     def relearn(self, passes: int) -> None:
         """Another number of backward passes per step, from the next window on."""
@@ -210,21 +210,21 @@ class Gradients:
 
     def _check(self, index: int) -> None:
         if self._session.settings.nan_guard:
-            self._slots[index].require_finite(self._session.rank)
+            self._tracked[index].require_finite(self._session.rank)
 
     def _push(self, index: int, version: int) -> None:
-        slot = self._slots[index]
-        grad = slot.dense_grad()
-        sink = TensorSink(grad, slot.spec.wire, average=True)
+        tracked = self._tracked[index]
+        grad = tracked.dense_grad()
+        sink = TensorSink(grad, tracked.spec.wire, average=True)
         watch = Watch(grad)
-        source = source_bytes(grad, slot.spec)
+        source = source_bytes(grad, tracked.spec)
         self._submit(index, version, source, sink, watch)
 
     def _declare_absent(self, verdict: Verdict, *, wanted: bool) -> None:
         for index in verdict.absent:
-            slot = self._slots[index]
-            sink = TensorSink(slot.empty_grad, slot.spec.wire, average=True) if wanted else None
-            self._submit(index, verdict.version, None, sink, None)
+            tracked = self._tracked[index]
+            sink = TensorSink(tracked.empty_grad, tracked.spec.wire, average=True)
+            self._submit(index, verdict.version, None, sink if wanted else None, None)
 
     def _submit(
         self,
@@ -234,11 +234,11 @@ class Gradients:
         sink: TensorSink | None,
         watch: Watch | None,
     ) -> None:
-        slot = self._slots[index]
+        tracked = self._tracked[index]
         taker: Sink = sink or Discard()
         urgency = self._urgency.get(index, index)
-        handle = self._session.submit(slot.key, version, source, taker, urgency)
-        self._flight.append(Round(slot, handle, sink, watch))
+        handle = self._session.submit(tracked.key, version, source, taker, urgency)
+        self._flight.append(Round(tracked, handle, sink, watch))
 
     def _landed(self) -> list[Round]:
         rounds, self._flight = self._flight, []
@@ -250,7 +250,7 @@ class Gradients:
         """Tell the others what window 1 showed."""
         if lesson is None:
             return
-        keys = [slot.key for slot in self._slots]
+        keys = [tracked.key for tracked in self._tracked]
         counts = {keys[i]: count for i, count in lesson.counts.items()}
         self._session.report_window(self.group, counts, [keys[i] for i in lesson.order])
         self._urgency = self._urgencies(lesson.order)
@@ -259,7 +259,7 @@ class Gradients:
         """Once all ranks have told, pushes may start early."""
         merged = self._session.firings(self.group)
         if merged is not None:
-            here = {slot.key: i for i, slot in enumerate(self._slots)}
+            here = {tracked.key: i for i, tracked in enumerate(self._tracked)}
             self._window.learn({here[key]: n for key, n in merged.items() if key in here})
 
     def _urgencies(self, ready: list[int]) -> dict[int, int]:
@@ -267,7 +267,7 @@ class Gradients:
         if self._order is None:
             return {index: place for place, index in enumerate(reversed(ready))}
         self._order.end()
-        places = [self._order.position(slot.parameter) for slot in self._slots]
+        places = [self._order.position(tracked.parameter) for tracked in self._tracked]
         return {i: len(places) if place is None else place for i, place in enumerate(places)}
 
 

@@ -1,8 +1,8 @@
 """Membership: the worker's side of the conversation with the coordinator. No I/O.
 
 Messages and calls of the session go in; messages to send, and news for the core and the session
-come out of ``outbox`` and ``news``. Every request is repeated until it is answered, and the heartbeat's
-answer tells what has been missed, so any message may be lost.
+come out of ``outbox`` and ``news``. Every request is repeated until it is answered, and the
+heartbeat's answer tells what has been missed, so any message may be lost.
 """
 
 from __future__ import annotations

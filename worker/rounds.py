@@ -88,8 +88,8 @@ class Flight:
 class UnitRound:
     """The open version of a unit, or the last one while its sum is retained (E5)."""
 
-    __slots__ = ("error", "flights", "left", "mask", "ops", "payloads", "priority", "source", "stream",
-                 "version", "writes")  # fmt: skip
+    __slots__ = ("error", "flights", "left", "mask", "ops", "payloads", "priority", "source",
+                 "stream", "version", "writes")  # fmt: skip
 
     def __init__(self, stream: Stream, version: int, ops: tuple[Op, ...], writes: bool) -> None:
         self.stream = stream

@@ -22,7 +22,7 @@ from gradsum.worker.tensors import Watch
 _log = logging.getLogger("gradsum.worker")
 
 
-class Slot:
+class Tracked:
     """A parameter, its key, its hooks and the gradient seen at the last close."""
 
     def __init__(self, parameter: torch.Tensor, spec: TensorSpec, key: int) -> None:
@@ -119,12 +119,12 @@ class Slot:
 class Round:
     """One tensor's part in a window."""
 
-    __slots__ = ("_handle", "_sink", "_slot", "_watch")
+    __slots__ = ("_handle", "_sink", "_tracked", "_watch")
 
     def __init__(
-        self, slot: Slot, handle: Handle, sink: TensorSink | None, watch: Watch | None
+        self, tracked: Tracked, handle: Handle, sink: TensorSink | None, watch: Watch | None
     ) -> None:
-        self._slot = slot
+        self._tracked = tracked
         self._handle = handle
         self._sink = sink
         self._watch = watch  # None: this rank was absent
@@ -141,6 +141,6 @@ class Round:
     def finish(self) -> None:
         """Make the mean the gradient, after ``wait``; UsageError if the pushed one changed (V4)."""
         if self._watch is not None:
-            self._watch.require_same(self._slot.parameter.grad, self._slot.spec.name)
+            self._watch.require_same(self._tracked.parameter.grad, self._tracked.spec.name)
         if self._sink is not None:
-            self._slot.take(self._sink.finish())
+            self._tracked.take(self._sink.finish())
