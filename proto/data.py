@@ -22,9 +22,10 @@ KINDS: Final = {PUSH: "PUSH", ABSENT: "ABSENT", SUM: "SUM", ATTACH: "ATTACH"}
 class Header(NamedTuple):
     """What a data frame says of itself. Upwards ``rank`` is the sender's, downwards the reader's.
 
-    offset: bytes sent on this connection including this frame (F1). exponent: payload * 2**exponent
-    is the sum (S2). members: the divisor; present: how many pushed; mask: presence of the tensors of
-    a packed buffer, bit i of byte i // 8; checksum 0: none. An ATTACH carries its token in ``mask``.
+    offset: bytes sent on this connection including this frame (F1). exponent: payload *
+    2**exponent is the sum (S2). members: the divisor; present: how many pushed; mask: presence of
+    the tensors of a packed buffer, bit i of byte i // 8; checksum 0: none. An ATTACH carries its
+    token in ``mask``.
     """
 
     kind: int

@@ -1,4 +1,4 @@
-"""Numbers that both ends of a wire agree on. A frame beyond one of them is refused, never guessed at."""
+"""Numbers that both ends of a wire agree on. A frame beyond one of them is refused."""
 
 from __future__ import annotations
 

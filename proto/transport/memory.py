@@ -1,7 +1,7 @@
 """Telling glibc to keep freed memory instead of giving it back to the kernel (DESIGN 7).
 
-Fresh pages cost more than the sum: the first touch of 4 MiB is ~50 times slower than warm memory, and
-every received slice is such memory when the allocator returns it after each use.
+Fresh pages cost more than the sum: the first touch of 4 MiB is ~50 times slower than warm memory,
+and every received slice is such memory when the allocator returns it after each use.
 """
 
 from __future__ import annotations
@@ -26,4 +26,5 @@ def keep_freed_memory(*, one_arena: bool) -> bool:
     options = [(_M_MMAP_THRESHOLD, _MMAP_ABOVE), (_M_TRIM_THRESHOLD, _KEEP)]
     if one_arena:
         options.append((_M_ARENA_MAX, 1))
-    return all([bool(mallopt(*option)) for option in options])
+    taken = [bool(mallopt(*option)) for option in options]  # each of them, whatever the others say
+    return all(taken)
