@@ -2,8 +2,8 @@
 
 Rules: every request may be sent again (requests carry ``req``, everything else is idempotent),
 since any message can be lost; what the coordinator announces is repeated by level in
-HeartbeatReply, so a member that missed an announcement asks for it. Direction is said in each docstring: up is towards
-the coordinator, down away from it.
+HeartbeatReply, so a member that missed an announcement asks for it. Direction is said in each
+docstring: up is towards the coordinator, down away from it.
 """
 
 from __future__ import annotations
