@@ -11,7 +11,7 @@ Holding knows plan, table and slots, Flow grants credit to senders, Egress queue
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from gradsum.errors import ProtocolError
 from gradsum.proto import data, peer
@@ -42,9 +42,13 @@ from gradsum.server.holding import Holding
 from gradsum.server.slot import Done, Parking, Slot, Verdict
 
 __all__ = [
-    "Action", "Adopt", "Attached", "Engine", "Event", "Extend", "FetchPlan", "Frame", "Records",
-    "Reset", "SendSum", "Tick",
+    "BATCH", "Action", "Adopt", "Attached", "Engine", "Event", "Extend", "FetchPlan", "Frame",
+    "Records", "Reset", "SendSum", "Tick",
 ]  # fmt: skip
+
+
+BATCH: Final = 4096
+"""Records in one envelope; more wait for the next one, or it would exceed its limit of bytes."""
 
 
 class Engine:
@@ -71,6 +75,7 @@ class Engine:
         self._coming: Adopt | None = None
         self._early: list[tuple[Frame, int]] = []
         self._outbox: dict[int, list[Any]] = {}
+        self._more = False
         self._actions: list[Action] = []
 
     # -- the face ----------------------------------------------------------------------------
@@ -118,12 +123,16 @@ class Engine:
                 if beat:
                     self._tell(rank, peer.Ping())
                 self._grant(rank, now, always=beat)
-        outbox, self._outbox = self._outbox, {}
+        outbox = {rank: records[:BATCH] for rank, records in self._outbox.items()}
+        self._outbox = {
+            rank: records[BATCH:] for rank, records in self._outbox.items() if records[BATCH:]
+        }
+        self._more = bool(self._outbox)
         return outbox
 
     def next_deadline(self, now: float) -> float:
-        """When Tick and drain are due."""
-        return self._flow.next_deadline(now)
+        """When Tick and drain are due; at once when records are left over."""
+        return now if self._more else self._flow.next_deadline(now)
 
     def owns(self, rank: int, incarnation: int, token: bytes) -> bool:
         """Whether the plan knows this member by this token (I2)."""

@@ -15,6 +15,9 @@ from gradsum.scheduler.credit import Inflow
 from gradsum.scheduler.plan import Plan
 from gradsum.worker.rounds import Flight, RoundTrip
 
+BATCH: Final = 4096
+"""Records in one envelope; more wait for the next one, or it would exceed its limit of bytes."""
+
 REORDER: Final = 3
 """A push is lost when one sent this many later has its receipt (links are FIFO, but be careful)."""
 
@@ -42,7 +45,7 @@ class Link:
 class Links:
     """All servers of the plan, by their place in it."""
 
-    __slots__ = ("_heartbeat", "_joined", "_links", "_token", "_window", "plan")
+    __slots__ = ("_heartbeat", "_joined", "_links", "_more", "_token", "_window", "plan")
 
     def __init__(self, token: bytes, window: int, heartbeat: float) -> None:
         self._token = token
@@ -50,6 +53,7 @@ class Links:
         self._heartbeat = heartbeat
         self._links: dict[int, Link] = {}
         self._joined = False
+        self._more = False
         self.plan: Plan | None = None
 
     def adopt(self, plan: Plan, now: float) -> None:
@@ -169,12 +173,15 @@ class Links:
         ]
 
     def next_deadline(self) -> float:
-        """When the next heartbeat is due."""
+        """When drain is due: the next heartbeat, or at once when records are left over."""
+        if self._more:
+            return 0.0
         return min((link.next_ping for link in self._links.values()), default=float("inf"))
 
     def drain(self, now: float) -> dict[int, list[Any]]:
         """Records per server, with grants that are news and heartbeats that are due."""
         out: dict[int, list[Any]] = {}
+        self._more = False
         for server, link in self._links.items():
             if not link.generation:
                 continue  # no sockets yet
@@ -186,8 +193,8 @@ class Links:
                     link.inflow.told = grant
                     link.outbox.append(peer.Credit(*grant))
             if link.outbox:
-                out[server] = link.outbox
-                link.outbox = []
+                out[server], link.outbox = link.outbox[:BATCH], link.outbox[BATCH:]
+                self._more = self._more or bool(link.outbox)
         return out
 
     def _beat(self, link: Link, now: float) -> None:

@@ -9,7 +9,7 @@ import pytest
 from gradsum.errors import ProtocolError
 from gradsum.proto import data, peer
 from gradsum.scheduler.policy import Policy
-from gradsum.server.engine import Adopt, Attached, Extend, Frame, Reset, Tick
+from gradsum.server.engine import BATCH, Adopt, Attached, Extend, Frame, Records, Reset, Tick
 from tests.sim.build import OneServer, array, plan, spec, values
 
 PACK = Policy(pack="opt0")
@@ -80,6 +80,17 @@ def test_heartbeats_ping_and_repeat_the_grant() -> None:
     server.tick(0.1)
     assert not server.told[0]
     assert server.engine.next_deadline(server.now) == pytest.approx(server.now + 0.4)
+
+
+def test_an_envelope_has_room_for_so_many_records_and_the_rest_goes_at_once() -> None:
+    server = OneServer()
+    engine, now = server.engine, server.now
+    asked = tuple(peer.Pull(key, 0, 1) for key in range(100, 100 + BATCH + 10))
+    engine.step(Records(0, 1, asked), now)
+    assert len(engine.drain(now)[0]) == BATCH
+    assert engine.next_deadline(now) == now
+    assert len(engine.drain(now)[0]) == 10
+    assert engine.next_deadline(now) > now
 
 
 def test_a_gap_in_the_table_is_asked_for() -> None:

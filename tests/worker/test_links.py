@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradsum.proto import peer
-from gradsum.worker.links import Links
+from gradsum.worker.links import BATCH, Links
 from gradsum.worker.rounds import Flight
 from tests.sim.build import plan
 from tests.worker.test_timers import flight
@@ -88,6 +88,17 @@ def test_grants_are_told_when_they_are_news() -> None:
     one.arrived(0, 1, 300, 10.1)
     assert one.drain(10.1) == {0: [peer.Credit(1, 300, 1_300, 1_300)]}
     assert one.drain(10.1) == {}
+
+
+def test_an_envelope_has_room_for_so_many_records_and_the_rest_goes_at_once() -> None:
+    one = links()
+    for number in range(BATCH + 10):
+        one.tell(0, peer.Pull(number, 0, 1))
+    assert one.next_deadline() == 10.5
+    assert len(one.drain(10.1)[0]) == BATCH
+    assert one.next_deadline() == 0.0
+    assert len(one.drain(10.1)[0]) == 10
+    assert one.next_deadline() == 10.5
 
 
 def test_f3_a_receipt_shows_which_pushes_must_be_lost() -> None:
