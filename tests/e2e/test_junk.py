@@ -120,7 +120,7 @@ def digested(service: Daemons) -> None:
 def rejected(service: Daemons) -> int:
     """How many messages the server has thrown away."""
     reply = request(parse_address(service.address), control.StatusQuery(1), 10.0)
-    return int(reply.status["servers"][0]["info"]["rejected"])
+    return int(reply.status["servers"][0]["info"].get("rejected", 0))
 
 
 def everywhere(service: Daemons) -> list[Port]:
