@@ -21,6 +21,7 @@ def first_failure(seeds: int) -> tuple[int, Exception] | None:
     return None
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_planted_bug_is_found(name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
