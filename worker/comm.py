@@ -295,10 +295,7 @@ class Comm(threading.Thread):
                     self._core()
                     self.feed(protocol.Extend(item.start, item.specs), now)
                 case news.FenceNews():
-                    ok = self._session.announce(item.fence)
-                    self._membership.outbox.append(
-                        FenceAck(item.fence.number, ok, self._session.step)
-                    )
+                    self._hear_fence(item.fence, now)
                 case news.LeftNews():
                     self._core()
                     self.feed(protocol.Departed(item.ranks), now)
@@ -314,6 +311,15 @@ class Comm(threading.Thread):
                     self._session.hear(item.text)
                     early = now - self._started_at < QUIET_START
                     log.log(logging.INFO if early else logging.WARNING, "%s", item.text)
+
+    def _hear_fence(self, fence: Fence, now: float) -> None:
+        """Answer; a later fence replaces the one that this rank rests at, and releases it (E1)."""
+        known = self._session.fence_number()
+        ok = self._session.announce(fence)
+        self._membership.outbox.append(FenceAck(fence.number, ok, self._session.step))
+        if fence.number > known and self.core is not None:
+            self._fence_due = float("inf")
+            self.feed(protocol.Resume(), now)
 
     def _core(self) -> Core:
         if self.core is None:
