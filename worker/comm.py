@@ -20,7 +20,7 @@ import zmq
 from gradsum.errors import GradsumError, ProtocolError, Unreachable
 from gradsum.proto import data, peer
 from gradsum.proto.address import Address
-from gradsum.proto.control import CONTROL, Abort, AtFence, FenceAck
+from gradsum.proto.control import CONTROL, Abort, AtFence, Fence, FenceAck
 from gradsum.proto.limits import PROTOCOL
 from gradsum.proto.transport.sockets import CONTROL_LIMIT, connect_dealer, new_context
 from gradsum.scheduler.plan import Plan
