@@ -194,6 +194,8 @@ def bad_messages(rng: random.Random, job: list[Plain]) -> Iterator[Sequence[byte
         yield from ([original], [original, bytes(16)], [original, bytes(16), b""])
         yield from ([mutated(rng, original), bytes(16)] for _ in range(10))
         yield from ([mutated(rng, original)] for _ in range(60))
+    newer = job[0].session._membership.hello._replace(protocol=PROTOCOL + 1)
+    yield from ([CONTROL.encode(newer)] for _ in range(100))
     for _ in range(300):
         yield [rng.randbytes(rng.randrange(200)) for _ in range(rng.randrange(1, 4))]
 
