@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from tests.e2e.stage import Place, Scenario
 
 ROOT = Path(__file__).resolve().parents[2]
+PLAY = Path(__file__).with_name("play.py")
 START_LIMIT = 30.0
 END_LIMIT = 10.0
 _FOREIGN = ("GRADSUM_", "SLURM_", "TORCHELASTIC_", "JOB_COMPLETION_INDEX", "RANK", "WORLD_SIZE",
@@ -175,8 +176,9 @@ def run(scenarios: list[Scenario], folder: Path, limit: float) -> Outcome:
     try:
         places = daemons.start({(s.service, s.ranks) for s in scenarios})
         task = folder / "task.json"
-        tasks = [(s.name, places[s.service, s.ranks]) for s in scenarios]
-        task.write_text(json.dumps({"folder": str(folder), "scenarios": tasks}))
+        order = sorted(scenarios, key=lambda s: s.ranks)  # few ranks first: the others wait once
+        tasks = [(s.name, places[s.service, s.ranks]) for s in order]
+        _write(task, folder, limit, tasks, shared=False)
         crew = [_worker(rank, task, folder) for rank in range(max(s.ranks for s in scenarios))]
         outcome = _watch(crew, folder, limit)
         outcome.complaints += daemons.complaints()
@@ -188,14 +190,34 @@ def run(scenarios: list[Scenario], folder: Path, limit: float) -> Outcome:
     return outcome
 
 
+def _write(
+    task: Path, folder: Path, limit: float, tasks: list[tuple[str, Place]], shared: bool
+) -> None:
+    content = {"folder": str(folder), "limit": limit, "shared": shared, "scenarios": tasks}
+    task.write_text(json.dumps(content))
+
+
+def launch(scenarios: list[Scenario], folder: Path, limit: float) -> Outcome:
+    """Play scenarios of two ranks, all in one job, under ``gradsum launch --standalone``."""
+    (folder / "meetings").mkdir(parents=True)
+    task = folder / "task.json"
+    _write(task, folder, limit, [(s.name, Place(None, (), {})) for s in scenarios], shared=True)
+    words = ["launch", "--standalone", "--nproc-per-node", "2", "--servers", "2", "--"]
+    command = [sys.executable, "-m", "gradsum", *words, sys.executable, str(PLAY), str(task)]
+    launcher = Process(command, folder / "launch.log", _environment({}))
+    try:
+        return _watch([launcher], folder, limit)
+    finally:
+        launcher.end()
+
+
 def _worker(rank: int, task: Path, folder: Path) -> Process:
     env = _environment({}) | {
         "RANK": str(rank),
         "PYTHONHASHSEED": str(rank + 1),  # ranks whose hashes differ must agree all the same (C46)
         "OMP_NUM_THREADS": "1",
     }
-    script = Path(__file__).with_name("play.py")
-    return Process([sys.executable, str(script), str(task)], folder / f"worker.{rank}.log", env)
+    return Process([sys.executable, str(PLAY), str(task)], folder / f"worker.{rank}.log", env)
 
 
 def _watch(crew: list[Process], folder: Path, limit: float) -> Outcome:
@@ -206,12 +228,12 @@ def _watch(crew: list[Process], folder: Path, limit: float) -> Outcome:
             outcome.complaints.append(f"the crew was not done after {limit} s")
             break
         time.sleep(0.05)
-    for rank, worker in enumerate(crew):
-        outcome.logs[rank] = _tail(worker.log)
-        if worker.child.poll() not in (0, None):
-            outcome.complaints.append(f"rank {rank} ended with {worker.child.returncode}")
-        results = folder / f"results.{rank}"
-        for line in results.read_text().splitlines() if results.exists() else ():
+    for number, child in enumerate(crew):
+        outcome.logs[number] = _tail(child.log)
+        if child.child.poll() not in (0, None):
+            outcome.complaints.append(f"{child.log.stem} ended with {child.child.returncode}")
+    for results in folder.glob("results.*"):
+        for line in results.read_text().splitlines():
             record = json.loads(line)
-            outcome.records[record["name"], rank] = record
+            outcome.records[record["name"], int(results.suffix[1:])] = record
     return outcome

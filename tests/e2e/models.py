@@ -58,15 +58,22 @@ def square_loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
 
 
 def mean_gradients(
-    parameters: Iterable[nn.Parameter], losses: Iterable[Callable[[], torch.Tensor]], ranks: int
+    parameters: Iterable[nn.Parameter],
+    ranks: int,
+    loss: Callable[..., torch.Tensor],
+    *arguments: Any,
+    **more: Any,
 ) -> None:
-    """What the service makes: each rank's gradients alone, added in rank order, divided once."""
+    """What the service makes: each rank's gradients alone, added in rank order, divided once.
+
+    ``loss(*arguments, rank=rank, **more)`` is that rank's loss.
+    """
     held = list(parameters)
     sums: list[torch.Tensor | None] = [None] * len(held)
-    for loss in losses:
+    for rank in range(ranks):
         for p in held:
             p.grad = None
-        loss().backward()
+        loss(*arguments, rank=rank, **more).backward()
         for i, p in enumerate(held):
             before = sums[i]
             if p.grad is not None:
@@ -81,8 +88,7 @@ def train_alone(
     """The single process: the mean over all ranks' batches, step by step."""
     for step in steps:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        losses = [lambda r=rank, s=step: loss(model, r, s) for rank in range(ranks)]
-        mean_gradients(parameters, losses, ranks)
+        mean_gradients(parameters, ranks, loss, model, step=step)
         optimizer.step()
     return model
 

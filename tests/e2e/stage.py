@@ -36,17 +36,25 @@ class Scenario(NamedTuple):
     ranks: int
     service: str
     limit: float  # seconds
+    long: bool
 
 
 def scenario(
-    *, ranks: Sequence[int] = (2,), services: Sequence[str] = ("plain",), limit: float = 20.0
+    *,
+    ranks: Sequence[int] = (2,),
+    services: Sequence[str] = ("plain",),
+    limit: float = 20.0,
+    long: bool = False,
 ) -> Callable[[Act], Act]:
-    """Mark a function as a scenario for each of these numbers of ranks and services."""
+    """Mark a function as a scenario for each of these numbers of ranks and services.
+
+    limit: seconds until gradsum's own waits end. long: only with ``-m long``. May be used twice.
+    """
 
     def mark(act: Act) -> Act:
-        name = act.__name__  # type: ignore[attr-defined]
-        act.scenarios = [  # type: ignore[attr-defined]
-            Scenario(f"{name}[{count}-{service}]", act, count, service, limit)
+        name = act.__name__
+        act.scenarios = getattr(act, "scenarios", []) + [  # type: ignore[attr-defined]
+            Scenario(f"{name}[{count}-{service}]", act, count, service, limit, long)
             for count in ranks
             for service in services
         ]
@@ -61,6 +69,7 @@ class Place(NamedTuple):
     coordinator: str | None  # None: local mode
     servers: tuple[int, ...]  # process ids
     settings: dict[str, Any]  # for the workers
+    joined: bool = False  # all scenarios share the job that this process is in
 
 
 class Meeting:
@@ -84,7 +93,9 @@ class Meeting:
 class Stage:
     """One rank's side of one scenario."""
 
-    def __init__(self, what: Scenario, rank: int, place: Place, meeting: Meeting, turn: int) -> None:
+    def __init__(
+        self, what: Scenario, rank: int, place: Place, meeting: Meeting, turn: int
+    ) -> None:
         self.rank = rank
         self.size = what.ranks
         self.place = place
@@ -100,6 +111,8 @@ class Stage:
 
     def enter(self, **settings: Any) -> None:
         """Join a job of this scenario."""
+        if self.place.joined:
+            return
         self._jobs += 1
         given: dict[str, Any] = {
             "coordinator": self.place.coordinator,
@@ -162,6 +175,11 @@ class Stage:
         found: dict[str, int] = self.session.info()
         return found
 
+    def pushes(self) -> int:
+        """Pushes and ABSENTs so far, without repeats."""
+        counters = self.counters()
+        return counters["pushes"] - counters["resends"]
+
     def open_rounds(self) -> int:
         """Operations of this rank that are not complete."""
         return len(self.session._comm.core.waiting())
@@ -174,7 +192,9 @@ class Stage:
         """The server of every slice, by the name of the unit's first tensor."""
         core = self.session._comm.core
         units = core._layout.units
-        return [(core.table[unit.key].name, [s.server for s in unit.slices]) for unit in units.values()]
+        return [
+            (core.table[unit.key].name, [s.server for s in unit.slices]) for unit in units.values()
+        ]
 
     def status(self) -> dict[str, Any]:
         """The coordinator's picture of itself."""
@@ -223,6 +243,14 @@ def close(actual: Any, expected: Any, atol: float = 1e-6, what: str = "") -> Non
         torch.as_tensor(actual), torch.as_tensor(expected), atol=atol, rtol=0.0, check_dtype=False,
         msg=lambda text: f"{what}: {text}",
     )  # fmt: skip
+
+
+def until(condition: Callable[[], object], what: str, limit: float = 5.0) -> None:
+    """Wait until it holds, or fail."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {limit} s"
+        time.sleep(0.002)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from tests.e2e.models import (
     weights,
     wrapped,
 )
-from tests.e2e.stage import Stage, close, equal, scenario, within
+from tests.e2e.stage import Stage, close, equal, scenario, until, within
 
 
 def raises(kind: type[BaseException], work: Any, *words: str) -> None:
@@ -78,7 +78,8 @@ def _gan() -> nn.ModuleList:
     return nn.ModuleList([generator, nn.Sequential(nn.Linear(3, 1))])
 
 
-@scenario()
+@scenario(services=("unpacked",))
+@scenario(long=True)  # a fence may meet an open window
 def c08_two_optimizers_with_the_same_names(stage: Stage) -> None:
     both, alone = seeded(_gan), seeded(_gan)
     optimizers = [
@@ -86,27 +87,29 @@ def c08_two_optimizers_with_the_same_names(stage: Stage) -> None:
     ]
     plain = [torch.optim.SGD(m.parameters(), lr=0.1) for m in alone]
 
-    def loss(g: nn.Module, d: nn.Module, which: int, rank: int, step: int) -> torch.Tensor:
+    def loss(models: nn.ModuleList, which: int, rank: int, step: int) -> torch.Tensor:
+        g, d = models
         made = g(batch(rank, step, 3, 2))
-        if which:
-            return d(made.detach()).square().mean() + d(batch(rank, -step - 1, 3, 3)).mean()
-        result: torch.Tensor = -d(made).mean()
+        real = batch(rank, step + 50, 3, 3)
+        result: torch.Tensor = (
+            d(made.detach()).square().mean() + d(real).mean() if which else -d(made).mean()
+        )
         return result
 
     for step, which in itertools.product(range(5), (1, 0)):
         optimizers[which].zero_grad()
-        loss(*both, which, stage.rank, step).backward()
+        loss(both, which, stage.rank, step).backward()
         optimizers[which].step()
         if not which:
             optimizers[1].zero_grad()
-        losses = [lambda r=r, s=step, w=which: loss(*alone, w, r, s) for r in range(2)]
-        mean_gradients(alone[which].parameters(), losses, 2)
+        mean_gradients(alone[which].parameters(), 2, loss, alone, which, step=step)
         plain[which].step()
     equal_models(both, alone)
     stage.same(*both.parameters())
 
 
-@scenario()
+@scenario(services=("unpacked",))
+@scenario(long=True)  # a fence may meet an open window
 def c25_discarded_gradients_never_reach_an_update(stage: Stage) -> None:
     for set_to_none in (True, False):
         both, alone = seeded(_gan), seeded(_gan)
@@ -132,8 +135,7 @@ def c25_discarded_gradients_never_reach_an_update(stage: Stage) -> None:
                 g_loss(g, d, stage.rank, step).backward()
                 opt_g.step()
             for which, loss in ((1, d_loss), (0, g_loss)):
-                losses = [lambda r=r, s=step, f=loss: f(*alone, r, s) for r in range(2)]
-                mean_gradients(alone[which].parameters(), losses, 2)
+                mean_gradients(alone[which].parameters(), 2, loss, *alone, step=step)
                 torch.optim.SGD(alone[which].parameters(), lr=0.1).step()
         equal_models(both, alone, atol=1e-6)
         stage.same(*both.parameters())
@@ -200,9 +202,9 @@ def c28_three_ranks_join_one_after_the_other(stage: Stage) -> None:
             optimizer.zero_grad()
             push(w, stage.rank + 1.0)
             optimizer.step()
-            close(w.item(), expected, what=f"step {step}")
+            close(w.item(), expected, 1e-5, f"step {step}")
     equal(gradsum.join(), 2)
-    close(w.item(), expected)
+    close(w.item(), expected, 1e-5)
     stage.same(w)
 
 
@@ -228,7 +230,7 @@ def c28_a_rank_that_left_is_named(stage: Stage) -> None:
 def c29_accumulation_windows(stage: Stage) -> None:
     w = parameter(0.0)
     optimizer = sgd(w, lr=0.01, backward_passes_per_step=2)
-    before = stage.counters()["pushes"]
+    before = stage.pushes()
     scale = stage.mine(1.0, 10.0)
     seen = []
     for i in range(1, 6):
@@ -238,7 +240,7 @@ def c29_accumulation_windows(stage: Stage) -> None:
             optimizer.zero_grad()
             seen.append(w.item())
     close(seen, [-0.165, -0.55, -0.825])
-    equal(stage.counters()["pushes"] - before, 3, "pushes")
+    equal(stage.pushes() - before, 3, "pushes")
     stage.same(w)
 
 
@@ -286,8 +288,7 @@ def c50_activation_checkpointing_of_a_shared_layer(stage: Stage) -> None:
             optimizer.zero_grad()
             loss(layer, stage.rank, step, reentrant).backward()
             optimizer.synchronize()
-            losses = [lambda r=r, s=step: loss(alone, r, s, None) for r in range(2)]
-            mean_gradients(alone.parameters(), losses, 2)
+            mean_gradients(alone.parameters(), 2, loss, alone, step=step, reentrant=None)
             for p, q in zip(layer.parameters(), alone.parameters(), strict=True):
                 close(p.grad, q.grad, what=f"reentrant={reentrant}")
             optimizer.step()
@@ -298,7 +299,7 @@ def c50_activation_checkpointing_of_a_shared_layer(stage: Stage) -> None:
 @scenario()
 def c53_hooks_fire_under_compile(stage: Stage) -> None:
     model, alone = seeded(mlp), seeded(mlp)
-    compiled = torch.compile(model, backend="eager")
+    compiled: Any = torch.compile(model, backend="eager")
     compiled(batch(stage.rank, 99))  # compiled before it is wrapped
     optimizer = wrapped(torch.optim.SGD(model.parameters(), lr=0.1), *compiled.named_parameters())
     train(compiled, optimizer, square_loss, stage.rank, range(6))
@@ -349,7 +350,7 @@ def c64_no_sync_around_backward_only(stage: Stage) -> None:
     w = parameter(0.0)
     optimizer = sgd(w, lr=1.0)
     for step in range(1, 5):
-        before = stage.counters()["pushes"]
+        before = stage.pushes()
         optimizer.zero_grad()
         for grad in (1.0, 2.0):
             loss = (w * (grad + stage.rank)).sum()
@@ -358,7 +359,7 @@ def c64_no_sync_around_backward_only(stage: Stage) -> None:
         push(w, 4.0)
         optimizer.step()
         equal(w.item(), -8.0 * step)
-        equal(stage.counters()["pushes"] - before, 1, "pushes")
+        equal(stage.pushes() - before, 1, "pushes")
     try:
         with optimizer.no_sync():
             raise KeyError
@@ -369,11 +370,13 @@ def c64_no_sync_around_backward_only(stage: Stage) -> None:
         with optimizer.no_sync():
             push(w, 1.0)
         push(w, 1.0)
-    before = stage.counters()["pushes"]
+    until(
+        lambda: stage.session.firings(optimizer._gradients.group) is not None,
+        "what all ranks' window 1 taught",
+    )
+    before = stage.pushes()
     push(w, 6.0)  # syncs from the hook
-    with within(5.0, "the early push"):
-        while stage.counters()["pushes"] == before:
-            pass
+    until(lambda: stage.pushes() > before, "the early push")
     optimizer.step()
     equal(w.item(), -40.0)
     stage.same(w)
@@ -416,9 +419,7 @@ def c95_step_with_a_closure(stage: Stage) -> None:
         close(optimizer.step(closure), before * grad)
         close(w.item(), 1 - 0.3 * (step + 1))
     stage.same(w)
-    raises(
-        TypeError, lambda: wrapped(torch.optim.LBFGS([parameter(1.0)], max_eval=5)), "LBFGS"
-    )
+    raises(TypeError, lambda: wrapped(torch.optim.LBFGS([parameter(1.0)], max_eval=5)), "LBFGS")
 
 
 @scenario()
@@ -470,9 +471,8 @@ def broadcasts_give_all_ranks_the_roots_bits(stage: Stage) -> None:
         tensor = torch.arange(3.0)
         given = {"epoch": 3 + root, "names": ("a", b"\0"), "t": tensor, "big": 2**80, "r": root}
         got = gradsum.broadcast_object(given if stage.rank == root else None, root, name="state")
-        equal(got.pop("t"), tensor)
-        given.pop("t")
-        equal(got, given)
+        equal(got["t"], tensor)
+        equal({**got, "t": None}, {**given, "t": None})
     odd = torch.tensor([float("nan"), -0.0, 1e-45])
     odd.view(torch.int32)[0] += 77  # a NaN with a payload
     bits = odd.view(torch.int32).clone()

@@ -35,7 +35,9 @@ def c35_slices_are_whole_elements(stage: Stage) -> None:
         (torch.complex128, 33),
         (torch.int16, 5),
     ):
-        given = torch.arange(count).to(dtype) * stage.mine(1, 1)
+        if dtype == torch.bfloat16 and "of 3" not in stage.name:
+            continue  # one service that loads torch is enough
+        given = torch.arange(count).to(dtype)
         total = gradsum.push_pull(given, average=False, name=f"x {dtype}")
         equal(total, 2 * torch.arange(count).to(dtype), str(dtype))
     mean = gradsum.push_pull(torch.arange(7.0) * stage.mine(1, 3), name="mean")
@@ -89,28 +91,29 @@ def packing_begins_at_the_first_fence(stage: Stage) -> None:
     ps = [parameter(*[0.0] * (i + 1)) for i in range(20)]
     ps += [parameter(0.0, 0.0, dtype=torch.float64) for _ in range(3)]
     optimizer = sgd(*ps, lr=1.0)
-    pushes, packed_steps, expected = [], 0, 0.0
+    first_epoch = stage.epoch()
+    pushes, packed_steps = [], 0
     for step in range(1, 200):
-        before = stage.counters()["pushes"]
+        before = stage.pushes()
         optimizer.zero_grad()
         for i, p in enumerate(reversed(ps)):
             if step % 3 or i % 4:  # some are absent now and then, whole units too
                 push(p, float((stage.rank + 1) * step))
         optimizer.step()
         mean = (stage.size + 1) / 2 * step
-        expected -= mean
-        pushes.append(stage.counters()["pushes"] - before)
+        pushes.append(stage.pushes() - before)
         for i, p in enumerate(reversed(ps)):
             equal(p.grad is not None, bool(step % 3 or i % 4), f"gradient {i} in step {step}")
             if p.grad is not None:
                 equal(p.grad, torch.full_like(p, mean), f"gradient {i} in step {step}")
-        if stage.epoch() > 1:
+        if stage.epoch() > first_epoch:
             packed_steps += 1
         if packed_steps == 8:
             break
     equal(packed_steps, 8, "steps with packing in force")
     status = stage.status()
-    equal((status["epoch"], status["packing"]), (stage.epoch(), len(ps)))
+    equal(status["epoch"], stage.epoch())
+    assert status["packing"] >= len(ps)
     equal(pushes[0], len(ps), "pushes before packing")
     equal(pushes[-1], 2, "pushes after packing: one buffer per dtype")
     assert len(set(stage.gather(stage.epoch()))) == 1
@@ -121,12 +124,13 @@ def packing_begins_at_the_first_fence(stage: Stage) -> None:
 def packing_can_be_turned_off(stage: Stage) -> None:
     ps = [parameter(0.0) for _ in range(5)]
     optimizer = sgd(*ps, lr=1.0)
+    epoch = stage.epoch()
     for step in range(1, 15):
-        before = stage.counters()["pushes"]
+        before = stage.pushes()
         optimizer.zero_grad()
         for p in ps:
             push(p, stage.mine(1.0, 3.0))
         optimizer.step()
-        equal(stage.counters()["pushes"] - before, 5)
+        equal(stage.pushes() - before, 5)
         equal([p.item() for p in ps], [-2.0 * step] * 5)
-    equal((stage.status()["packing"], stage.epoch()), (0, 1))
+    equal((stage.status()["packing"], stage.epoch()), (0, epoch))

@@ -30,7 +30,7 @@ def c01_bfloat16_model_and_mean(stage: Stage) -> None:
 
 @scenario(limit=30.0)
 def half_types_whose_sum_overflows_keep_their_mean(stage: Stage) -> None:
-    for dtype, big in ((torch.float16, 60000.0), (torch.bfloat16, 3e38)):
+    for dtype, big in ((torch.float16, 60000.0), (torch.bfloat16, 1.6e38)):
         given = torch.tensor([big, -big, 1.0, 2.0**-24], dtype=dtype)
         mean = gradsum.push_pull(given, name=f"big {dtype}")
         equal(mean, given, str(dtype))
@@ -42,11 +42,9 @@ def half_types_whose_sum_overflows_keep_their_mean(stage: Stage) -> None:
 @scenario(ranks=(2, 3), limit=30.0)
 def every_dtype_is_summed_and_averaged(stage: Stage) -> None:
     for dtype in SUMMED:
-        own = [torch.tensor([r + 1, -7 * r, 100 - r, 2]).to(dtype) for r in range(stage.size)]
+        own = [torch.tensor([r + 1, -7 * r, 40 - r, 2]).to(dtype) for r in range(stage.size)]
         if dtype == torch.uint8:
             own = [torch.tensor([r + 1, 7 * r, 80 - r, 2], dtype=dtype) for r in range(stage.size)]
-        elif dtype == torch.int8:
-            own = [torch.tensor([r + 1, -7 * r, 40 - r, 2], dtype=dtype) for r in range(stage.size)]
         wide = [each.to(torch.complex128) for each in own]
         expected = sum(wide[1:], wide[0])
         got = gradsum.push_pull(own[stage.rank], average=False, name=f"sum {dtype}")
@@ -91,7 +89,7 @@ def c67_conjugated_and_negated_views(stage: Stage) -> None:
 def c71_memory_layouts_differ_between_ranks(stage: Stage) -> None:
     conv = nn.Conv2d(4, 4, 3, bias=False)
     if stage.rank == 0:
-        conv.to(memory_format=torch.channels_last)
+        conv = conv.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     values = torch.arange(144.0).view(4, 4, 3, 3)
     with torch.no_grad():
         conv.weight.zero_()
@@ -105,6 +103,7 @@ def c71_memory_layouts_differ_between_ranks(stage: Stage) -> None:
         stage.same(conv.weight.grad)
         equal(conv.weight.grad.stride(), strides)
     optimizer.zero_grad(set_to_none=False)
+    assert conv.weight.grad is not None
     with torch.no_grad():
         conv.weight.grad.copy_(values)
     strides = conv.weight.grad.stride()
@@ -153,8 +152,7 @@ def c79_parameters_without_elements(stage: Stage) -> None:
             optimizer.zero_grad()
             loss(model, stage.rank, step).backward()
             optimizer.step()
-            losses = [lambda r=r, s=step: loss(alone, r, s) for r in range(2)]
-            mean_gradients(alone.parameters(), losses, 2)
+            mean_gradients(alone.parameters(), 2, loss, alone, step=step)
             torch.optim.SGD(alone.parameters(), lr=0.01).step()
         got = gradsum.push_pull(torch.empty(0, 3), name="empty")
     equal(tuple(got.shape), (0, 3))

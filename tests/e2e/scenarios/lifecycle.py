@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import threading
 import time
 import warnings
@@ -17,7 +18,7 @@ import gradsum
 from gradsum.errors import Refused, UsageError
 from tests.e2e.models import mlp, parameter, push, seeded, sgd, square_loss, train, wrapped
 from tests.e2e.scenarios.api_semantics import raises
-from tests.e2e.stage import Stage, close, equal, scenario, within
+from tests.e2e.stage import Stage, close, equal, scenario, until, within
 
 
 @scenario(services=("one server",))
@@ -57,7 +58,7 @@ def c41_a_skipped_step_leaves_nothing_in_flight(stage: Stage) -> None:
             push(p, 0.0)
             optimizer.step()
         scaler = torch.amp.GradScaler("cpu", init_scale=4)
-        before = stage.counters()["pushes"]
+        before = stage.pushes()
         with stage.stopped_servers(0.2):
             for grad in (float("inf"), stage.mine(2.0, 4.0)):
                 optimizer.zero_grad()
@@ -65,7 +66,7 @@ def c41_a_skipped_step_leaves_nothing_in_flight(stage: Stage) -> None:
                 scaler.step(optimizer)
                 scaler.update()
         equal(p.item(), -2.0)
-        equal(stage.counters()["pushes"] - before, 2, "pushes")
+        equal(stage.pushes() - before, 2, "pushes")
         equal(stage.open_rounds(), 0, "open rounds")
         stage.same(p)
 
@@ -80,15 +81,15 @@ def c62_results_belong_to_the_caller(stage: Stage) -> None:
             gradsum.push_pull(torch.full((3000,), float(i)), average=False, name="x")
         equal(kept, torch.full((3000,), 3.0))
         given = torch.ones(50_000)
-        for _ in range(100):
+        for _ in range(700):  # until the allocator has what it needs
             gradsum.push_pull(given, name="memory")
         gc.collect()
         before = psutil.Process().memory_info().rss
-        for _ in range(400):
+        for _ in range(1000):
             gradsum.push_pull(given, name="memory")
         gc.collect()
         grown = psutil.Process().memory_info().rss - before
-        assert grown < 20e6, f"memory grew by {grown / 1e6:.0f} MB in 400 pulls of 200 KB"
+        assert grown < 50e6, f"memory grew by {grown / 1e6:.0f} MB in 1000 pulls of 200 KB"
         stage.again()
         equal(kept, torch.full((3000,), 3.0))
         kept.mul_(2.0)
@@ -131,59 +132,90 @@ def c13_thousands_of_results_outstanding(stage: Stage) -> None:
 
 
 @scenario(services=("one server",), limit=60.0)
-def c43_thousands_of_small_tensors(stage: Stage) -> Any:
+def c43_thousands_of_small_tensors(stage: Stage) -> None:
     def timed(parameters: list[nn.Parameter]) -> tuple[float, float, int]:
+        """Seconds of the first step; processor seconds and messages of a later one."""
         start = time.monotonic()
         optimizer = sgd(*parameters, lr=1.0)
-        first, seconds, pushes = 0.0, 0.0, 0
-        for step in range(10):
-            begin = time.monotonic()
+        first, begin, pushes = 0.0, 0.0, 0
+        for step in range(7):
+            if step == 4:  # packed by now
+                gradsum.barrier()
+                begin, pushes = time.process_time(), stage.pushes()
             for p in parameters:
                 p.grad = torch.full_like(p, float(stage.mine(1, 3)))
-            if step == 5:
-                gradsum.barrier()
-                begin, pushes = time.monotonic(), stage.counters()["pushes"]
             optimizer.step()
             first = first or time.monotonic() - start
-            seconds = time.monotonic() - begin if step < 5 else seconds + time.monotonic() - begin
         for p in parameters:
-            equal(p.detach(), torch.full_like(p, -20.0))
-        return first, seconds / 5, (stage.counters()["pushes"] - pushes) // 5
+            equal(p.detach(), torch.full_like(p, -14.0))
+        return first, (time.process_time() - begin) / 3, (stage.pushes() - pushes) // 3
 
     first, small, messages = timed([nn.Parameter(torch.zeros(256)) for _ in range(2000)])
-    _, big, _ = timed([nn.Parameter(torch.zeros(512 * 1024))])
-    assert first < 5.0, f"first step {first:.2f} s"
-    assert small < 1.0, f"{small:.3f} s per step"
-    assert messages < 200, f"{messages} messages per step"
-    print(f"c43: small {small:.3f} s, big {big:.3f} s, first {first:.2f} s, {messages} messages")
+    timed([nn.Parameter(torch.zeros(512 * 1024))])
+    assert first < 15.0, f"first step {first:.2f} s"  # 1 s on two idle cores
+    assert small < 2.0, f"{small:.3f} s of processor time per step"  # 0.4 s when idle
+    assert messages < 20, f"{messages} messages per step"
 
 
-@scenario(services=("plain", "slices of 64"), limit=60.0)
+@scenario(services=("unpacked",), limit=30.0)
 def c52_push_pull_from_many_threads(stage: Stage) -> None:
-    failures: list[str] = []
-    rounds = 60 if stage.place.settings or "64" not in stage.name else 5
+    _many_threads(stage, 60, (16, 1000, 65536))
 
-    def worker(number: int) -> None:
-        try:
-            for i in range(rounds):
-                n = (16, 1000, 65536)[(number + i) % 3] if rounds == 60 else 200
-                given = torch.full((n,), float(number * 1000 + i + stage.rank))
-                total = gradsum.push_pull(given, average=False, name=f"{number}.{n}")
-                equal(total, torch.full((n,), 2.0 * (number * 1000 + i) + 1))
-        except BaseException as error:
-            failures.append(f"thread {number}: {error!r}")
 
-    threads = [threading.Thread(target=worker, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    model = seeded(mlp)
-    optimizer = wrapped(torch.optim.SGD(model.parameters(), lr=0.1), *model.named_parameters())
-    train(model, optimizer, square_loss, stage.rank, range(20))
-    for thread in threads:
-        thread.join(stage.limit)
-    assert not failures, failures
-    assert not any(thread.is_alive() for thread in threads)
-    stage.same(*model.parameters())
+@scenario(services=("plain",), limit=60.0, long=True)
+def c52_push_pull_from_many_threads_across_a_fence(stage: Stage) -> None:
+    _many_threads(stage, 200, (16, 1000, 65536))
+
+
+@scenario(limit=10.0, long=True)
+def a_fence_does_not_wait_for_the_window_of_another_optimizer(stage: Stage) -> None:
+    """Rank 0 has pushed for a window that rank 1 closes only after the fence."""
+    ones, twos = ([parameter(0.0), parameter(0.0)] for _ in range(2))
+
+    def to_next_epoch(optimizer: Any, parameters: list[nn.Parameter]) -> None:
+        before = stage.epoch()
+        for _ in range(200):
+            optimizer.zero_grad()
+            for p in parameters:
+                push(p, stage.mine(1.0, 3.0))
+            optimizer.step()
+            if stage.epoch() > before:
+                return
+        raise AssertionError("no fence in 200 steps")
+
+    one = sgd(*ones, lr=1.0)
+    to_next_epoch(one, ones)
+    until(lambda: stage.session.firings(one._gradients.group) is not None, "firings")
+    one.zero_grad()
+    stage.meet()
+    two = sgd(*twos, lr=1.0)
+    before = ones[0].item()
+    if stage.rank == 0:
+        push(ones[0], 2.0)
+    to_next_epoch(two, twos)
+    one.step()
+    equal(ones[0].item(), before - 1.0)
+    stage.same(*ones, *twos)
+
+
+@scenario(ranks=(1,), services=("one server",), limit=120.0, long=True)
+def c73_two_gibibytes_and_more(stage: Stage) -> None:
+    tensor = torch.ones(22 * 2**30 // 40)
+    tensor[-1] = 7.0
+    total = gradsum.push_pull_inplace(tensor, average=False, name="large")
+    equal(total[-3:].tolist(), [1.0, 1.0, 7.0])
+    assert bool((total[:-1] == 1.0).all())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert peak <= 2.5 * tensor.nbytes, f"peak {peak / 1e9:.1f} GB"
+
+
+@scenario()
+def c86_ranks_begin_again_without_waiting_for_each_other(stage: Stage) -> None:
+    for cycle in range(20):
+        total = gradsum.push_pull(torch.tensor([float(cycle)]), average=False, name="x")
+        equal(total.item(), 2.0 * cycle)
+        gradsum.shutdown()
+        stage.enter()
 
 
 @scenario(ranks=(1,), services=("alone", "plain"))

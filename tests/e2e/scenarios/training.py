@@ -67,9 +67,7 @@ def in_rank_order_three_ranks_equal_the_single_process_bit_for_bit(stage: Stage)
     digits = Digits()
     model, alone = seeded(_cnn), seeded(_cnn)
     inner = torch.optim.Adam(model.parameters(), lr=0.01)
-    train(
-        model, wrapped(inner, *model.named_parameters()), digits.loss, stage.rank, range(STEPS)
-    )
+    train(model, wrapped(inner, *model.named_parameters()), digits.loss, stage.rank, range(STEPS))
     plain = torch.optim.Adam(alone.parameters(), lr=0.01)
     train_alone(alone, plain, digits.loss, 3, range(STEPS))
     for (name, p), (_, q) in zip(weights(model), weights(alone), strict=True):
@@ -81,21 +79,23 @@ def a_fp16_model_with_gradient_scaling(stage: Stage) -> None:
     digits = Digits()
     model = seeded(_cnn)
     optimizer = wrapped(
-        torch.optim.SGD(model.parameters(), lr=0.05), *model.named_parameters(),
+        torch.optim.SGD(model.parameters(), lr=0.5), *model.named_parameters(),
         compression=gradsum.Compression.bf16,
     )  # fmt: skip
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)  # overflows at first, then settles
-    losses = []
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)  # overflows at first
+    losses, scales = [], set()
     for step in range(STEPS):
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = digits.loss(model, stage.rank, step)
-        scaler.scale(loss).backward()
+        scaler.scale(1000 * loss).backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
         losses.append(gradsum.push_pull(loss.detach(), name="loss").item())
         equal(len(set(stage.gather(scaler.get_scale()))), 1, "scales")
+        scales.add(scaler.get_scale())
     stage.same(*model.parameters())
+    assert len(scales) > 1, "no step was skipped"
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5]), losses
