@@ -63,6 +63,7 @@ class Comm(threading.Thread):
         self._handles: set[Handle] = set()
         self._wake_lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._sleeping = False
         self._stopping = False
         self._context = new_context()
         self._poller = zmq.Poller()
@@ -80,9 +81,10 @@ class Comm(threading.Thread):
     def post(self, work: Callable[[float], None]) -> None:
         """Have ``work(now)`` run on this thread soon."""
         self._inbox.append(work)
-        with self._wake_lock:
-            if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
+        if self._sleeping:
+            with self._wake_lock:
+                if self._wake >= 0:
+                    os.eventfd_write(self._wake, 1)
 
     def submit(self, op: Op) -> None:
         """Hand an operation to the core; its handle is settled whatever happens to this thread."""
@@ -143,7 +145,9 @@ class Comm(threading.Thread):
     def _turn(self) -> None:
         now = time.monotonic()
         self._flush(now)
-        events = dict(self._poller.poll(self._patience(now)))
+        self._sleeping = True  # before the look into the inbox, so that no work is overlooked
+        events = dict(self._poller.poll(0 if self._inbox else self._patience(now)))
+        self._sleeping = False
         now = time.monotonic()
         if self._wake in events:
             os.eventfd_read(self._wake)

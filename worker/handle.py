@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -52,15 +53,17 @@ class Ticket:
 
 
 class Handle:
-    """A submitted tensor on its way."""
+    """A submitted tensor on its way. A bare lock is its event: thousands are made in a step."""
 
-    __slots__ = ("_done", "_error", "_timeout", "op")
+    __slots__ = ("_done", "_error", "_open", "_timeout", "op")
 
     def __init__(self, op: Op, timeout: float) -> None:
         self.op = op
         self._timeout = timeout
         self._error: GradsumError | None = None
-        self._done = threading.Event()
+        self._done = False
+        self._open = threading.Lock()
+        self._open.acquire()
 
     @property
     def name(self) -> str:
@@ -69,14 +72,16 @@ class Handle:
 
     def finish(self, error: GradsumError | None = None) -> None:
         """Settle, unless it is settled; called by the comm thread or after its end."""
-        if self._done.is_set():
+        if self._done:
             return
         self._error = error
-        self._done.set()
+        self._done = True
+        with contextlib.suppress(RuntimeError):  # two threads ended it at once
+            self._open.release()
 
     def done(self) -> bool:
         """Whether the result is there, or an error."""
-        return self._done.is_set()
+        return self._done
 
     def wait(self, timeout: float | None = None) -> Outcome:
         """Block until the sum is in.
@@ -85,13 +90,15 @@ class Handle:
         setting stall_timeout), naming the tensor and the ranks that are missing.
         """
         limit = self._timeout if timeout is None else timeout
-        if not self._done.wait(limit):
-            raise StallTimeout(
-                f"tensor {self.op.name!r} version {self.op.version} is not complete after "
-                f"{limit:g} s: {lacking(self.op)}",
-                tensor=self.op.name,
-                hint="all ranks must push the same tensors equally often",
-            )
+        if not self._done:
+            if not self._open.acquire(timeout=min(limit, threading.TIMEOUT_MAX)):
+                raise StallTimeout(
+                    f"tensor {self.op.name!r} version {self.op.version} is not complete after "
+                    f"{limit:g} s: {lacking(self.op)}",
+                    tensor=self.op.name,
+                    hint="all ranks must push the same tensors equally often",
+                )
+            self._open.release()
         if self._error is not None:
             raise self._error.renew()
         return self.op.outcome
