@@ -157,6 +157,33 @@ def c43_thousands_of_small_tensors(stage: Stage) -> None:
     assert messages < 20, f"{messages} messages per step"
 
 
+def _many_threads(stage: Stage, rounds: int, sizes: tuple[int, ...]) -> None:
+    failures: list[str] = []
+
+    def work(number: int) -> None:
+        try:
+            for i in range(rounds):
+                n = sizes[(number + i) % len(sizes)]
+                given = torch.full((n,), float(number * 1000 + i + stage.rank))
+                total = gradsum.push_pull(given, average=False, name=f"{number}.{n}")
+                equal(total, torch.full((n,), 2.0 * (number * 1000 + i) + 1))
+        except BaseException as error:
+            failures.append(f"thread {number}: {error!r}")
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    model = seeded(mlp)
+    optimizer = wrapped(torch.optim.SGD(model.parameters(), lr=0.1), *model.named_parameters())
+    with within(15.0, "20 steps"):
+        train(model, optimizer, square_loss, stage.rank, range(20))
+    for thread in threads:
+        thread.join(stage.limit)
+    assert not failures, failures
+    assert not any(thread.is_alive() for thread in threads)
+    stage.same(*model.parameters())
+
+
 @scenario(services=("unpacked",), limit=30.0)
 def c52_push_pull_from_many_threads(stage: Stage) -> None:
     _many_threads(stage, 60, (16, 1000, 65536))
