@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any, Final
 
 import zmq
@@ -267,7 +268,9 @@ class Shard:
     # -- the coordinator ----------------------------------------------------------------------
 
     def _say(self, message: Any) -> None:
-        self._coordinator.send(CONTROL.encode(message))
+        """Never blocks: a standing server says hello to an absent coordinator for days."""
+        with suppress(zmq.Again):
+            self._coordinator.send(CONTROL.encode(message), zmq.NOBLOCK)
 
     def _tick(self, now: float) -> None:
         engine = self._engine

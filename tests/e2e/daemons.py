@@ -137,9 +137,9 @@ class Daemons:
             self.add_server()
         return self
 
-    def add_server(self) -> Process:
+    def add_server(self, *options: str) -> Process:
         """One more server, once it has a place."""
-        server = self.gradsum("server", "server", "--coordinator", self.address)
+        server = self.gradsum("server", "server", "--coordinator", self.address, *options)
         server.says(" ready on ", START)
         self.servers.append(server)
         return server

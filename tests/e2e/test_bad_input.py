@@ -120,6 +120,24 @@ def test_those_who_wait_say_who_is_missing_and_give_up_in_the_end(tmp_path: Path
             require_sums(job, "w")
 
 
+def test_e9_a_server_that_workers_cannot_reach_is_named_with_its_address(tmp_path: Path) -> None:
+    with running(tmp_path, workers=2, servers=0, expected_servers=1) as daemons:
+        server = daemons.add_server("--advertise", "127.0.0.9")
+        settings = [daemons.settings(rank, 2, connect_timeout=2) for rank in (0, 1)]
+        start = time.monotonic()
+        found = outcomes(*(partial(Plain, one) for one in settings))
+        for rank, plain in enumerate(found):
+            if isinstance(plain, Plain):
+                (found[rank],) = outcomes(partial(plain.total, "w", mine(rank, 1)))
+                plain.close()
+        assert time.monotonic() - start < 6.0
+        texts = [str(side) for side in found]
+        assert any(type(side) is Unreachable for side in found), texts
+        for text in texts:
+            assert "server 0 at tcp://127.0.0.9:" in text and "cannot be reached" in text
+        assert daemons.alive and server.running
+
+
 @pytest.mark.parametrize(
     ("rank", "size", "words"),
     [
