@@ -7,9 +7,8 @@ by arrival (ByteScheduler section 4, generalised to many destinations). Rules:
   while the bytes sent are below ``hold``. It may then exceed it by one frame, so a slice larger
   than the window still travels.
 * A slice more urgent than everything in flight obeys only ``limit`` (F1).
-* An expired timer may send one frame beyond the grant (F3): ``force``. The same goes for what waits
-  here: a lane whose numbers have not moved for STALLED seconds, since frames or grants were lost,
-  sends one frame, or it would wait for ever (``overdue``).
+* A lane whose numbers have not moved for STALLED seconds, since frames or grants were lost, sends
+  one frame beyond the grant, or it would wait for ever (F3): ``overdue``.
 * What nobody wants any more when its turn comes is dropped and never counted.
 * Offsets count every byte handed to the connection, lost or not, and start anew with a generation.
 """
@@ -24,7 +23,9 @@ from typing import Final, Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 STALLED: Final = 1.0
-"""Seconds without a departure or news of the receiver after which a lane tries one frame (F3)."""
+PATIENCE: Final = 8.0
+"""Seconds without a departure or news of the receiver after which a lane tries one frame (F3); they
+double up to PATIENCE until the receiver has seen more, since the link may only be slow."""
 
 
 class Departure(NamedTuple, Generic[T]):
@@ -41,7 +42,7 @@ class Lane(Generic[T]):
     """What waits for one destination, and how far the destination lets us go."""
 
     __slots__ = ("generation", "heap", "hold", "inflight", "limit", "mark", "seen", "sent", "seq",
-                 "since")  # fmt: skip
+                 "patience", "since")  # fmt: skip
 
     def __init__(self, generation: int, window: int) -> None:
         self.heap: list[tuple[int, int, int, T]] = []
@@ -56,8 +57,9 @@ class Lane(Generic[T]):
         self.hold = window
         self.limit = window
         self.inflight: deque[tuple[int, int]] = deque()
-        self.mark: tuple[int, int] | None = None
+        self.mark = (0, 0)
         self.since = 0.0
+        self.patience = STALLED
 
     def ready(self) -> bool:
         """Whether the head of this lane may leave."""
@@ -80,10 +82,12 @@ class Lane(Generic[T]):
     def stalled(self, now: float) -> bool:
         """Whether this open lane has things to send and nothing has moved for too long."""
         mark = (self.sent, self.seen)
+        if self.seen > self.mark[1]:
+            self.patience = STALLED
         if not self.heap or not self.generation or self.ready() or mark != self.mark:
             self.mark, self.since = mark, now
             return False
-        return now - self.since >= STALLED
+        return now - self.since >= self.patience
 
 
 class TransferQueue(Generic[T]):
@@ -145,6 +149,7 @@ class TransferQueue(Generic[T]):
         for number, lane in self._lanes.items():
             self._tidy(number, lane)
             if lane.stalled(now):
+                lane.patience = min(2 * lane.patience, PATIENCE)
                 departures.append(self._leave(number))
         return departures
 
@@ -157,12 +162,6 @@ class TransferQueue(Generic[T]):
         priority, _, nbytes, item = heapq.heappop(lane.heap)
         offset, seq = lane.depart(priority, nbytes)
         return Departure(number, item, offset, seq, lane.generation)
-
-    def force(self, lane: int, priority: int, nbytes: int, item: T) -> Departure[T]:
-        """Send beyond the grant: a timer expired (F3)."""
-        found = self._lanes[lane]
-        offset, seq = found.depart(priority, nbytes)
-        return Departure(lane, item, offset, seq, found.generation)
 
     def __contains__(self, lane: int) -> bool:
         return lane in self._lanes

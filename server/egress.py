@@ -17,7 +17,9 @@ from gradsum.server.holding import Holding
 from gradsum.server.slot import Done, Slot
 
 RESEND_AFTER: Final = 1.0
-"""Seconds after which a sum that the reader has not seen is taken for lost (S5)."""
+RESEND_LATEST: Final = 16.0
+"""Seconds without news of the reader after which a sum that it has not seen is taken for lost (S5):
+while others arrive it is on its way. They double with each copy, the link may only be slow."""
 
 Sum = tuple[Slot, Done]
 
@@ -25,11 +27,12 @@ Sum = tuple[Slot, Done]
 class Egress:
     """One lane per worker; a sum leaves only for ranks that are still owed it."""
 
-    __slots__ = ("_holding", "_queue", "nbytes")
+    __slots__ = ("_holding", "_moved", "_queue", "nbytes")
 
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
         self._queue: TransferQueue[Sum] = TransferQueue(self._owed)
+        self._moved: dict[int, float] = {}
         self.nbytes = 0
 
     @staticmethod
@@ -40,8 +43,10 @@ class Egress:
         """A new connection of a worker; its first grant opens it."""
         self._queue.open(rank, generation, 0)
 
-    def grant(self, rank: int, credit: Credit) -> None:
+    def grant(self, rank: int, credit: Credit, now: float) -> None:
         """A worker lets us go on."""
+        if rank in self._queue and credit.seen > self._queue.seen(rank):
+            self._moved[rank] = now
         self._queue.grant(rank, *credit)
 
     def clear(self) -> None:
@@ -62,10 +67,12 @@ class Egress:
         sent = done.sent.get(rank)
         if sent is None or rank not in self._queue:
             return True
-        generation, offset, at = sent
+        generation, offset, at, times = sent
         if generation != self._queue.generation(rank):
             return True
-        return self._queue.seen(rank) >= offset or now - at >= RESEND_AFTER
+        patience = min(RESEND_AFTER * 2 ** (times - 1), RESEND_LATEST)
+        quiet = now - max(at, self._moved.get(rank, at))
+        return self._queue.seen(rank) >= offset or quiet >= patience
 
     def leave(self, now: float, overdue: bool) -> list[SendSum]:
         """What may leave now; ``overdue``: also one sum of each lane that has stalled (F3)."""
@@ -81,7 +88,10 @@ class Egress:
         slot, done = departure.item
         rank = departure.lane
         done.queued.discard(rank)
-        done.sent[rank] = (departure.generation, departure.offset, now)
+        before = done.sent.get(rank)
+        again = before is not None and before[0] == departure.generation
+        times = before[3] + 1 if before is not None and again else 1
+        done.sent[rank] = (departure.generation, departure.offset, now, times)
         self.nbytes += done.nbytes
         unit = self._holding.unit(slot.key)
         mask = b""

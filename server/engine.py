@@ -319,7 +319,7 @@ class Engine:
         for record in event.records:
             match record:
                 case peer.Credit():
-                    self._egress.grant(rank, record)
+                    self._egress.grant(rank, record, now)
                 case peer.Pull() | peer.Ack():
                     self._asked(event, record, now)
                 case peer.Standing():

@@ -88,7 +88,7 @@ class Done:
         self.owed: set[int] = set()
         self.acked: set[int] = set()
         self.queued: set[int] = set()
-        self.sent: dict[int, tuple[int, int, float]] = {}  # rank -> generation, offset, time
+        self.sent: dict[int, tuple[int, int, float, int]] = {}  # generation, offset, time, copies
 
 
 class Slot:

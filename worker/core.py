@@ -242,10 +242,9 @@ class Core(Transfers):
 
     def _receipt(self, flight: Flight, seq: int, now: float) -> None:
         server = flight.slice.server
+        self.links.measured(server, seq, now)
         if flight.phase not in (Phase.SENT, Phase.QUEUED, Phase.LATER):
             return
-        if not flight.resent:
-            self.links.measured(server, now - flight.sent)
         self.links.settle(server, flight.seq)
         for lost in self.links.overtaken(server, seq):
             if lost.phase is Phase.SENT and self._current(lost):
@@ -313,12 +312,11 @@ class Core(Transfers):
     # -- ends ---------------------------------------------------------------------------------
 
     def _tick(self, event: Tick, now: float) -> None:
-        forced: set[int] = set()
         for target in self._timers.due(now):
             if isinstance(target, Stream):
                 self._acknowledge(target, now)
             else:
-                self._expired(target, forced, now)
+                self._expired(target, now)
         for server in self.links.stale(now):
             self._actions.append(SendAttach(server, self.links.generation(server)))
         for departure in self._queue.overdue(now):
@@ -343,7 +341,6 @@ class Core(Transfers):
         """A new connection: what was in flight on the old one is lost (F1)."""
         for flight in self.links.connected(event.server, event.generation, now):
             if flight.phase is Phase.SENT and self._current(flight):
-                flight.resent = True
                 self._enqueue(flight)
         self._queue.open(event.server, event.generation, 0)
         self._actions.append(SendAttach(event.server, event.generation))

@@ -18,6 +18,9 @@ from gradsum.worker.rounds import Flight, RoundTrip
 BATCH: Final = 4096
 """Records in one envelope; more wait for the next one, or it would exceed its limit of bytes."""
 
+FORGET: Final = 64
+"""A transmission this far behind one that has its receipt will hardly have its own."""
+
 REORDER: Final = 3
 """A push is lost when one sent this many later has its receipt (links are FIFO, but be careful)."""
 
@@ -26,7 +29,7 @@ class Link:
     """One server."""
 
     __slots__ = ("attached", "flights", "generation", "heard", "inflow", "next_ping", "outbox",
-                 "rtt", "since", "standing", "strange")  # fmt: skip
+                 "rtt", "since", "standing", "strange", "times")  # fmt: skip
 
     def __init__(self, now: float) -> None:
         self.generation = 0
@@ -39,6 +42,7 @@ class Link:
         self.rtt = RoundTrip()
         self.inflow = Inflow(0, 1)
         self.flights: dict[int, Flight] = {}
+        self.times: dict[int, float] = {}
         self.outbox: list[Any] = []
 
 
@@ -70,6 +74,7 @@ class Links:
         link = self._links.setdefault(server, Link(now))
         lost = list(link.flights.values())
         link.flights.clear()
+        link.times.clear()
         link.generation = generation
         link.attached = False
         link.strange = False
@@ -115,9 +120,11 @@ class Links:
         """Queue a record for the next envelope."""
         self._links[server].outbox.append(record)
 
-    def sent(self, server: int, seq: int, flight: Flight) -> None:
+    def sent(self, server: int, seq: int, flight: Flight, now: float) -> None:
         """A push is on its way."""
-        self._links[server].flights[seq] = flight
+        link = self._links[server]
+        link.flights[seq] = flight
+        link.times[seq] = now
 
     def settle(self, server: int, seq: int) -> None:
         """The fate of a push is known."""
@@ -133,9 +140,15 @@ class Links:
             late.append(number)
         return [flights.pop(number) for number in late]
 
-    def measured(self, server: int, seconds: float) -> None:
-        """A round trip from push to receipt."""
-        self._links[server].rtt.sample(seconds)
+    def measured(self, server: int, seq: int, now: float) -> None:
+        """The receipt of transmission ``seq`` is here, be it the first of its push or a repeat."""
+        link = self._links[server]
+        sent = link.times.pop(seq, None)
+        if sent is None:
+            return
+        link.rtt.sample(now - sent)
+        while link.times and (oldest := next(iter(link.times))) + FORGET <= seq:
+            del link.times[oldest]
 
     def timeout(self, server: int) -> float:
         """Seconds until a push is repeated."""

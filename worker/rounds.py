@@ -71,7 +71,7 @@ class Phase(enum.IntEnum):
 class Flight:
     """One slice of the open round."""
 
-    __slots__ = ("due", "phase", "resent", "round", "rto", "sent", "seq", "slice", "stable")
+    __slots__ = ("due", "phase", "round", "rto", "sent", "seq", "slice", "stable")
 
     def __init__(self, round_: UnitRound, slice_: Slice) -> None:
         self.round = round_
@@ -81,7 +81,6 @@ class Flight:
         self.rto = 0.0
         self.sent = 0.0
         self.seq = 0
-        self.resent = False
         self.stable = False
 
 
@@ -153,6 +152,8 @@ class Stream:
 RTO_FLOOR: Final = 0.1
 RTO_FIRST: Final = 1.0
 RTO_CEILING: Final = 2.0
+RTT_CEILING: Final = 30.0
+"""Seconds to wait for a receipt where links are so slow that round trips take as long."""
 
 
 class RoundTrip:
@@ -165,7 +166,7 @@ class RoundTrip:
         self._spread = 0.0
 
     def sample(self, seconds: float) -> None:
-        """A measurement of a push that was sent once (Karn)."""
+        """A measurement of one transmission, never from one copy to another's receipt (Karn)."""
         if self._mean is None:
             self._mean, self._spread = seconds, seconds / 2
             return
@@ -177,4 +178,4 @@ class RoundTrip:
         """Seconds after which a push without receipt is sent again."""
         if self._mean is None:
             return RTO_FIRST
-        return min(max(self._mean + 4 * self._spread, RTO_FLOOR), RTO_CEILING)
+        return min(max(self._mean + 4 * self._spread, RTO_FLOOR), RTT_CEILING)

@@ -172,7 +172,7 @@ class Transfers:
         flight.phase = Phase.SENT
         flight.sent = now
         flight.seq = departure.seq
-        self.links.sent(slice_.server, departure.seq, flight)
+        self.links.sent(slice_.server, departure.seq, flight, now)
         self._timers.arm(flight, now, max(self.links.timeout(slice_.server), flight.rto))
         self.counters["pushes"] += 1
         self.counters["pushed"] += length
@@ -180,33 +180,26 @@ class Transfers:
 
     # -- timers -------------------------------------------------------------------------------
 
-    def _expired(self, flight: Flight, forced: set[int], now: float) -> None:
+    def _expired(self, flight: Flight, now: float) -> None:
+        """A push goes to the queue again: it may leave within the grant, or when the lane stalls.
+
+        On a slow link what seems lost is on its way; repeats beyond the grant would fill it (F3).
+        """
         server = flight.slice.server
         if not self._current(flight):
             return
+        flight.rto = min(flight.rto * 2, RTO_CEILING)
         if flight.phase in (Phase.SENT, Phase.LATER):
+            self.counters["resends"] += 1
             self.links.settle(server, flight.seq)
-            flight.rto = min(flight.rto * 2, RTO_CEILING)
-            self._push_again(flight, forced, now)
+            self._enqueue(flight)
         elif flight.phase is Phase.AWAIT:
             self.counters["pulls"] += 1
             self.links.tell(server, peer.Pull(*self._name(flight)))
-            self._timers.arm(flight, now, min(flight.rto * 2, RTO_CEILING))
+            self._timers.arm(flight, now, flight.rto)
         elif flight.phase is Phase.ACKING:
             self.links.tell(server, peer.Ack(*self._name(flight)))
-            self._timers.arm(flight, now, min(flight.rto * 2, RTO_CEILING))
-
-    def _push_again(self, flight: Flight, forced: set[int], now: float) -> None:
-        """A timer may send one frame per connection beyond the grant; others queue (F3)."""
-        self.counters["resends"] += 1
-        flight.resent = True
-        server = flight.slice.server
-        if server in forced:
-            self._enqueue(flight)
-            return
-        forced.add(server)
-        departure = self._queue.force(server, flight.round.priority, self._cost(flight), flight)
-        self._send(departure, now)
+            self._timers.arm(flight, now, flight.rto)
 
     @staticmethod
     def _name(flight: Flight) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gradsum.scheduler.queue import STALLED, TransferQueue
+from gradsum.scheduler.queue import PATIENCE, STALLED, TransferQueue
 
 
 def anything(lane: int, item: Any) -> bool:
@@ -114,30 +114,22 @@ def test_a_new_connection_starts_at_zero_and_keeps_what_waits() -> None:
     assert departure.generation == one.generation(0) == 2
 
 
-def test_f3_force_sends_beyond_the_grant_and_its_offset_counts() -> None:
+def test_f3_a_stalled_lane_sends_one_frame_beyond_its_grant_and_waits_longer_each_time() -> None:
     one = queue(100)
-    one.push(0, 0, 100, "a")
-    drain(one)
-    assert one.force(0, 0, 60, "again").offset == 160
-    one.push(0, 0, 10, "b")
-    one.grant(0, 1, 100, 160, 160)
-    assert drain(one) == []
-    one.grant(0, 1, 160, 260, 260)
-    assert drain(one) == ["b"]
-
-
-def test_f3_a_stalled_lane_sends_one_frame_per_second_beyond_its_grant() -> None:
-    one = queue(100, 0)
-    for item in "abc":
+    for item in range(8):
         one.push(0, 0, 100, item)
-    assert drain(one) == ["a"]  # and it is lost, or its grant
-    assert one.overdue(10.0) == []
-    assert one.overdue(10.0 + 0.9 * STALLED) == []
-    assert [d.item for d in one.overdue(10.0 + STALLED)] == ["b"]
-    assert one.overdue(10.1 + STALLED) == []
-    assert one.overdue(10.1 + 1.9 * STALLED) == []
-    assert [d.item for d in one.overdue(10.2 + 2 * STALLED)] == ["c"]
-    assert one.overdue(99.0) == []
+    assert drain(one) == [0]  # and it is lost, or its grant
+    left, now = [], 10.0
+    while now < 40.0:
+        left += [(d.item, now - 10.0) for d in one.overdue(now)]
+        now += STALLED / 4
+    waits = [b - a for (_, a), (_, b) in zip(left, left[1:], strict=False)]
+    assert left[0] == (1, STALLED)
+    assert waits == sorted(waits)
+    assert waits[-1] <= PATIENCE + STALLED / 2
+    one.grant(0, 1, 300, 300, 300)  # something has arrived: soon again
+    one.overdue(50.0)
+    assert one.overdue(50.0 + STALLED)
 
 
 def test_f3_news_of_the_receiver_is_no_stall() -> None:

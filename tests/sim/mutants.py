@@ -127,9 +127,9 @@ def s4_acknowledged_once(patch: Patch) -> None:
 def s5_no_pull(patch: Patch) -> None:
     real = Core._expired
 
-    def expired(self: Core, flight: Flight, forced: set[int], now: float) -> None:
+    def expired(self: Core, flight: Flight, now: float) -> None:
         if flight.phase is not Phase.AWAIT:
-            real(self, flight, forced, now)
+            real(self, flight, now)
 
     patch.setattr(Core, "_expired", expired)
 
@@ -137,9 +137,9 @@ def s5_no_pull(patch: Patch) -> None:
 def s5_push_never_repeated(patch: Patch) -> None:
     real = Core._expired
 
-    def expired(self: Core, flight: Flight, forced: set[int], now: float) -> None:
+    def expired(self: Core, flight: Flight, now: float) -> None:
         if flight.phase is not Phase.SENT:
-            real(self, flight, forced, now)
+            real(self, flight, now)
 
     patch.setattr(Core, "_expired", expired)
 
@@ -191,9 +191,9 @@ def s6_later_is_the_end(patch: Patch) -> None:
     """RESEND is never sent, and the worker waits for it without a timer."""
     real = Core._expired
 
-    def expired(self: Core, flight: Flight, forced: set[int], now: float) -> None:
+    def expired(self: Core, flight: Flight, now: float) -> None:
         if flight.phase is not Phase.LATER:
-            real(self, flight, forced, now)
+            real(self, flight, now)
 
     patch.setattr(Core, "_expired", expired)
     patch.setattr(Slot, "due", lambda self: set())

@@ -73,14 +73,38 @@ def test_f2_who_runs_ahead_of_the_slowest_is_held_and_let_go_by_time() -> None:
     assert gone.hold == gone.limit == held.limit
 
 
-def test_f3_an_expired_timer_sends_one_frame_beyond_the_grant() -> None:
+def test_f3_a_full_lane_where_nothing_moves_sends_one_frame_beyond_the_grant() -> None:
     worker = OneWorker(spec("a"), spec("b"), credit=272)
     worker.submit(1, array(1, 1, 1, 1), key=0)
     worker.submit(1, array(1, 1, 1, 1), key=1)
     assert [s.header.key for s in worker.sent] == [0]
-    worker.tick(1.01)
-    again = worker.sent[1].header
-    assert (again.key, again.offset) == (0, 544)
+    worker.tick(2.6)
+    assert [s.header.offset for s in worker.sent] == [272, 544]
+
+
+def test_f3_a_slow_link_is_not_filled_with_repeats() -> None:
+    """Receipts take far longer than any timer: what is beyond the grant stays a few frames."""
+    worker = OneWorker(*(spec(f"t{i}") for i in range(8)), credit=8 * 272)
+    for key in range(8):
+        worker.submit(1, array(1, 1, 1, 1), key=key)
+    worker.tick(60.0)
+    assert worker.core.counters["resends"] >= 8
+    assert len(worker.sent) <= 8 + 10
+
+
+def test_s5_sums_on_a_slow_link_are_not_repeated_while_others_arrive() -> None:
+    keys = range(8)
+    server = OneServer(*(spec(f"t{i}") for i in keys))
+    for key in keys:
+        for rank in (0, 1):
+            server.push(rank, 1, array(1, 1, 1, 1), key=key)
+    for arrived in keys:
+        for _ in range(6):
+            server.tick(0.15)
+            server.say(0, *(peer.Pull(key, 0, 1) for key in keys if key > arrived))
+        end = 272 * (arrived + 1)
+        server.say(0, peer.Credit(1, end, end + 10_000, end + 10_000))
+    assert len([s for s in server.sums if s.rank == 0]) == len(keys)
 
 
 def test_f3_what_waits_behind_lost_frames_goes_on_too() -> None:

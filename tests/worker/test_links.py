@@ -63,7 +63,7 @@ def test_news_of_an_older_generation_attaches_nothing() -> None:
 def test_a_new_connection_starts_credit_anew_and_returns_what_was_lost() -> None:
     one, lost = links(), flight()
     one.arrived(0, 1, 700, 10.0)
-    one.sent(0, 5, lost)
+    one.sent(0, 5, lost, 10.0)
     assert one.connected(0, 2, 10.1) == [lost]
     assert one.generation(0) == 2
     assert not one.arrived(0, 1, 900, 10.1)  # of the old connection
@@ -105,7 +105,7 @@ def test_f3_a_receipt_shows_which_pushes_must_be_lost() -> None:
     one = links()
     sent: dict[int, Flight] = {number: flight() for number in range(1, 7)}
     for number, each in sent.items():
-        one.sent(0, number, each)
+        one.sent(0, number, each, 10.0)
     one.settle(0, 5)
     assert one.overtaken(0, 5) == [sent[1], sent[2]]
     assert one.overtaken(0, 5) == []
@@ -136,5 +136,18 @@ def test_e7_standing_is_repeated_until_every_server_has_seen_it() -> None:
 
 def test_timeouts_are_measured_per_server() -> None:
     one = links(servers=2)
-    one.measured(0, 0.5)
+    one.sent(0, 1, flight(), 10.0)
+    one.measured(0, 1, 10.5)
     assert one.timeout(0) != one.timeout(1)
+
+
+def test_each_transmission_is_measured_on_its_own() -> None:
+    """Karn: the receipt of a repeat says nothing of the first copy, and the other way round."""
+    one = links()
+    for _ in range(40):
+        one.sent(0, 1, flight(), 10.0)
+        one.sent(0, 2, flight(), 14.0)
+        one.measured(0, 1, 15.0)
+        one.measured(0, 2, 19.0)
+        one.measured(0, 2, 99.0)  # a second receipt
+    assert 4.9 < one.timeout(0) < 5.5

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from gradsum.scheduler.policy import Policy
 from gradsum.scheduler.slicing import Member, Slice, Unit
 from gradsum.worker.rounds import (
-    RTO_CEILING,
     RTO_FIRST,
     RTO_FLOOR,
+    RTT_CEILING,
     Op,
     Outcome,
     Phase,
@@ -91,7 +91,7 @@ def test_the_timeout_stays_between_floor_and_ceiling(samples: list[float]) -> No
     trip = RoundTrip()
     for sample in samples:
         trip.sample(sample)
-        assert RTO_FLOOR <= trip.timeout <= RTO_CEILING
+        assert RTO_FLOOR <= trip.timeout <= RTT_CEILING
 
 
 def test_the_timeout_follows_steady_round_trips() -> None:
