@@ -118,14 +118,20 @@ def _mapping(key: Reader, item: Reader) -> Reader:
 class Codec:
     """Encodes NamedTuples of a fixed set as ``[kind, *fields]``; the kind is the class name."""
 
-    __slots__ = ("_kinds", "_readers")
+    __slots__ = ("_kinds", "_plain", "_readers")
 
     def __init__(self, kinds: tuple[type[Any], ...]) -> None:
         self._kinds = {kind.__name__: kind for kind in kinds}
         self._readers: dict[str, list[tuple[str, Reader]]] = {}
+        self._plain: dict[str, tuple[type, ...]] = {}
         for kind in kinds:
             hints = typing.get_type_hints(kind)
-            self._readers[kind.__name__] = [(f, reader_of(hints[f])) for f in kind._fields]
+            fields = tuple(hints[name] for name in kind._fields)
+            self._readers[kind.__name__] = list(
+                zip(kind._fields, map(reader_of, fields), strict=True)
+            )
+            if all(field in (int, str, bytes, bool) for field in fields):
+                self._plain[kind.__name__] = (str, *fields)
 
     def encode(self, message: tuple[Any, ...]) -> bytes:
         """Bytes of one message."""
@@ -142,6 +148,8 @@ class Codec:
         kind = self._kinds.get(value[0])
         if kind is None:
             raise ProtocolError(f"unknown message kind {value[0][:40]!r}")
+        if self._plain.get(value[0]) == tuple(map(type, value)):
+            return kind(*value[1:])  # the records of every round take this way
         readers = self._readers[value[0]]
         if len(value) != len(readers) + 1:
             raise ProtocolError(f"{value[0]}: {len(value) - 1} fields, expected {len(readers)}")
