@@ -209,7 +209,9 @@ class Senders(RuleBasedStateMachine):
         assert sum(self.queue.waiting(lane) for lane in range(3)) == len(self.waiting)
 
 
-Senders.TestCase.settings = hypothesis_settings(max_examples=60, stateful_step_count=40)
+Senders.TestCase.settings = hypothesis_settings(
+    max_examples=60, deadline=None, stateful_step_count=40
+)
 TestSenders = Senders.TestCase
 
 

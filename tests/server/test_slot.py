@@ -170,5 +170,5 @@ class Clocks(RuleBasedStateMachine):
             assert values(done.payload) == [21.0, 3.0 * done.version]  # S3
 
 
-Clocks.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+Clocks.TestCase.settings = settings(max_examples=60, deadline=None, stateful_step_count=40)
 TestClocks = Clocks.TestCase

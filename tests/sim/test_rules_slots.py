@@ -8,6 +8,7 @@ from gradsum.errors import NotBuilt
 from gradsum.proto import peer
 from gradsum.scheduler.policy import Policy, require_built
 from gradsum.server import engine as serving
+from gradsum.worker.transfers import PULL_FIRST
 from tests.sim.build import OneServer, OneWorker, array, plan, spec, values
 
 BROADCAST = Policy("broadcast", 0)
@@ -191,8 +192,8 @@ def test_s5_pulls_double_to_two_seconds() -> None:
     worker = OneWorker()
     worker.submit(1, array(1, 1, 1, 1))
     worker.receipt(worker.sent[0])
-    worker.tick(1.9)
-    assert len(worker.heard(peer.Pull)) == 3  # after 0.25, 0.75, 1.75 s
+    worker.tick(7 * PULL_FIRST + 0.01)
+    assert len(worker.heard(peer.Pull)) == 3  # after once, thrice, seven times the first wait
     worker.tick(20.0)
     assert 12 <= len(worker.heard(peer.Pull)) <= 14
     assert len(worker.sent) == 1

@@ -11,6 +11,7 @@ from gradsum.errors import GradsumError, MismatchError, ProtocolError
 from gradsum.proto import data, peer
 from gradsum.scheduler.policy import Policy
 from gradsum.worker import core as working
+from gradsum.worker.transfers import PULL_FIRST
 from tests.sim.build import OneWorker, array, plan, spec, values
 from tests.sim.oracle import Box
 
@@ -121,7 +122,7 @@ def test_a_reader_waits_pulls_and_acknowledges_at_once() -> None:
     worker = OneWorker(spec(policy=BROADCAST))
     op = worker.submit(1, None)
     assert not worker.sent
-    worker.tick(0.3)
+    worker.tick(PULL_FIRST + 0.05)
     assert worker.heard(peer.Pull) == [peer.Pull(0, 0, 1)]
     worker.sum(1, array(5, 6, 7, 8), present=1, members=1)
     assert op.outcome == (True, 1)
