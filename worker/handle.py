@@ -76,7 +76,10 @@ class Handle:
             return
         self._error = error
         self._done = True
-        with contextlib.suppress(RuntimeError):  # two threads ended it at once
+        self._let_go()
+
+    def _let_go(self) -> None:
+        with contextlib.suppress(RuntimeError):  # open already: two threads ended it at once
             self._open.release()
 
     def done(self) -> bool:
@@ -98,7 +101,7 @@ class Handle:
                     tensor=self.op.name,
                     hint="all ranks must push the same tensors equally often",
                 )
-            self._open.release()
+            self._let_go()
         if self._error is not None:
             raise self._error.renew()
         return self.op.outcome
