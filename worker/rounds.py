@@ -131,7 +131,7 @@ class UnitRound:
 class Stream:
     """The versions of one unit."""
 
-    __slots__ = ("_buffer", "ack_due", "ack_rto", "base", "last", "round", "unit")
+    __slots__ = ("_buffer", "_given", "ack_due", "ack_rto", "base", "last", "round", "unit")
 
     def __init__(self, unit: Unit, base: int) -> None:
         self.unit = unit
@@ -141,6 +141,17 @@ class Stream:
         self.ack_due = float("inf")
         self.ack_rto = 0.0
         self._buffer: memoryview | None = None
+        self._given = 0
+
+    def gather(self, given: Callable[[int], bool]) -> bool:
+        """Whether all members' keys are given; those seen are not asked for again at each call."""
+        members = self.unit.members
+        while self._given < len(members) and given(members[self._given].key):
+            self._given += 1
+        if self._given < len(members):
+            return False
+        self._given = 0
+        return all(given(member.key) for member in members)
 
     def buffer(self) -> memoryview:
         """The unit's own memory, reused each round: the previous push has arrived by then."""

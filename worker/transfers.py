@@ -34,7 +34,7 @@ from gradsum.worker.rounds import (
 )
 from gradsum.worker.timers import Timers
 
-PULL_FIRST: Final = 0.25
+PULL_FIRST: Final = 0.5
 """Seconds from the receipt until the first PULL; doubles to RTO_CEILING (S5)."""
 
 
@@ -106,14 +106,14 @@ class Transfers:
         if stream is None or stream.round is not None or self._paused:
             return
         version = stream.base + 1
-        ops = [self._ops.get(member.key, {}).get(version) for member in stream.unit.members]
-        if any(op is None for op in ops):
+        if not stream.gather(lambda member: version in self._ops.get(member, ())):
             return
+        ops = [self._ops[member.key][version] for member in stream.unit.members]
         policy = stream.unit.policy
         writes = policy.writes(self.rank)
         if policy.kind != SUM and writes and stream.last is not None:
             return  # a broadcast's next round starts when the last one is stable
-        round_ = UnitRound(stream, version, tuple(op for op in ops if op is not None), writes)
+        round_ = UnitRound(stream, version, tuple(ops), writes)
         stream.round = round_
         if writes:
             round_.pack()
