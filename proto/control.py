@@ -201,10 +201,25 @@ class FenceAck(NamedTuple):
 
 
 class AtFence(NamedTuple):
-    """Up: at F, all sums below F consumed; the version of every tensor this rank has used."""
+    """Up: at F, what comes now waits for GO; the highest version submitted before, of every tensor
+    that this rank has used."""
 
     number: int
     versions: dict[int, int]
+
+
+class Consume(NamedTuple):
+    """Down: all are at F, and what somebody has not submitted will not complete; consume the sums
+    up to these versions."""
+
+    number: int
+    versions: dict[int, int]
+
+
+class Consumed(NamedTuple):
+    """Up: done. What this rank has pushed beyond will be pushed again under the new plan."""
+
+    number: int
 
 
 class Go(NamedTuple):
@@ -271,7 +286,7 @@ CONTROL = Codec(
     (
         Hello, Welcome, Refusal, Waiting, PlanMessage, PlanAck, FetchPlan, TableMessage,
         Register, Registered, Gather, Gathered, Failed, WindowReport, Firings,
-        Heartbeat, HeartbeatReply, Fence, FenceAck, AtFence, Go, Replan,
+        Heartbeat, HeartbeatReply, Fence, FenceAck, AtFence, Consume, Consumed, Go, Replan,
         Joined, Leave, Left, Abort, JobEnd, StatusQuery, StatusReply,
     )
 )  # fmt: skip

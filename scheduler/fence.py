@@ -2,9 +2,11 @@
 
 Rules: one at a time, the others queue. A fence has a number that is never used again and a step F
 above every step that is known; a rank that is there already refuses, and a new fence with a higher
-number replaces the old one. When every active rank is at F with its sums consumed, the versions
-they report become the clocks of the new plan (V3); if they differ the fence is given up. Once the
-new plan is out to the servers it is committed, whoever leaves. Until then it is given up when ranks
+number replaces the old one. A rank at F reports what it has submitted, and holds back what comes
+now. When all are there, the lowest version that all have submitted is the last that can complete:
+ranks consume the sums up to it, and there the clocks of the new plan start (V3). Rounds that only
+some have begun, of another optimizer or another thread, are pushed again under it. Once the new
+plan is out to the servers it is committed, whoever leaves. Until then it is given up when ranks
 stand at it for too long: the others may be waiting, in another thread, for what these would push.
 """
 
@@ -15,8 +17,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from gradsum.errors import MismatchError
-from gradsum.proto.control import AtFence, Fence, FenceAck
+from gradsum.proto.control import AtFence, Consume, Consumed, Fence, FenceAck
 from gradsum.proto.limits import MAX_INT
 from gradsum.scheduler.table import Table
 
@@ -39,6 +40,8 @@ class _Open:
     committed: bool = False  # the servers have the new plan
     acked: set[int] = field(default_factory=set)
     versions: dict[int, dict[int, int]] = field(default_factory=dict)
+    target: dict[int, int] | None = None  # where all clocks will start, once all are at F
+    consumed: set[int] = field(default_factory=set)
 
 
 class Fences:
@@ -102,52 +105,60 @@ class Fences:
         state.fence = self._next(state.fence.epoch)
         state.acked.clear()
         state.versions.clear()
+        state.target = None
+        state.consumed.clear()
         state.since = None
         return state.fence
 
-    def arrive(self, rank: int, message: AtFence) -> None:
-        """A rank is at F, all sums below F consumed."""
+    def arrive(self, rank: int, message: AtFence) -> Consume | None:
+        """A rank is at F; the answer that it has missed, if all have been there already."""
         state = self._open
-        if state is not None and not state.committed and message.number == state.fence.number:
-            state.acked.add(rank)
-            state.versions[rank] = message.versions
+        if state is None or state.committed or message.number != state.fence.number:
+            return None
+        if state.target is not None:
+            return Consume(state.fence.number, state.target)
+        state.acked.add(rank)
+        state.versions[rank] = message.versions
+        return None
+
+    def aim(
+        self, active: Set[int], table: Table, before: tuple[tuple[int, int], ...]
+    ) -> Consume | None:
+        """What all ranks are to consume, when the last of them has come to F.
+
+        before: key and version where the clocks of the present plan started; a tensor that a rank
+        has not used stands there still, or at its first - 1.
+        """
+        state = self._open
+        if state is None or state.target is not None or not active:
+            return None
+        if not active <= state.versions.keys() & state.acked:
+            return None
+        reports = [state.versions[rank] for rank in sorted(active)]
+        clocks, target = dict(before), {}
+        for key, spec in enumerate(table.since(0)):
+            start = clocks.get(key, spec.first - 1)
+            target[key] = max(start, min(report.get(key, start) for report in reports))
+        state.target = target
+        return Consume(state.fence.number, target)
+
+    def consumed(self, rank: int, message: Consumed) -> None:
+        """A rank has the sums up to the target."""
+        state = self._open
+        if state is not None and message.number == state.fence.number and state.target is not None:
+            state.consumed.add(rank)
 
     def complete(self, active: Set[int]) -> bool:
-        """Whether every active rank is at F."""
+        """Whether every active rank has consumed what can complete."""
         state = self._open
-        if state is None or state.committed or not active:
+        if state is None or state.committed or state.target is None or not active:
             return False
-        return active <= state.versions.keys() & state.acked
+        return active <= state.consumed
 
-    def agreed(self, table: Table, before: dict[int, int]) -> dict[int, int]:
-        """The version of every table entry at the fence (V3); MismatchError if ranks differ.
-
-        A tensor that no rank has used keeps its version of ``before``, else its first - 1.
-        """
-        reports = self._open.versions if self._open else {}
-        merged: dict[int, tuple[int, int]] = {}
-        for rank, versions in sorted(reports.items()):
-            for key, version in versions.items():
-                known = merged.setdefault(key, (version, rank))
-                if known[0] != version:
-                    raise self._differ(table, key, known, (version, rank))
-        clocks = {}
-        for key, spec in enumerate(table.since(0)):
-            unused = before.get(key, spec.first - 1)
-            clocks[key] = merged[key][0] if key in merged else unused
-        return clocks
-
-    @staticmethod
-    def _differ(
-        table: Table, key: int, one: tuple[int, int], two: tuple[int, int]
-    ) -> MismatchError:
-        spec = table.get(key)
-        name = spec.name if spec else f"key {key}"
-        return MismatchError(
-            f"tensor {name!r} is at version {one[0]} on rank {one[1]} and at version {two[0]} on "
-            f"rank {two[1]}",
-            tensor=name,
-        )
+    @property
+    def target(self) -> dict[int, int]:
+        """The version of every table entry where the new plan's clocks start (V3)."""
+        return (self._open.target if self._open else None) or {}
 
     def commit(self) -> None:
         """The new plan goes out; from here on there is no abort."""
@@ -184,5 +195,9 @@ class Fences:
         return now - state.since >= limit
 
     def awaited(self, active: Set[int]) -> list[int]:
-        """The active ranks that are not at F."""
-        return sorted(active - self._open.versions.keys()) if self._open else []
+        """The active ranks that are not at F, or have not consumed what can complete."""
+        state = self._open
+        if state is None:
+            return []
+        there = state.versions.keys() if state.target is None else state.consumed
+        return sorted(active - there)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from gradsum.errors import GradsumError, MismatchError, UsageError
 from gradsum.proto.control import (
     AtFence,
+    Consumed,
     Failed,
     FenceAck,
     Gather,
@@ -95,6 +96,7 @@ class Job:
             WindowReport: self._window,
             FenceAck: self._fence_ack,
             AtFence: self._at_fence,
+            Consumed: self._consumed,
             Joined: self._joined,
         }
 
@@ -136,11 +138,14 @@ class Job:
                 self._post.worker(rank, Waiting(text))
         if self.failure or self.proposal:
             return
+        consume = self.fences.aim(self.at_work, self.registry.table, self.plan.versions)
+        if consume is not None:
+            self._announce(consume)
         if self.fences.complete(self.at_work):
             self._propose()
         elif self.fences.overdue(now, self._config.fence_limit):
             awaited = listing(self.fences.awaited(self.at_work))
-            self._give_up(f"rank {awaited} did not come to it in {self._config.fence_limit:g} s")
+            self._give_up(f"rank {awaited} did not pass it in {self._config.fence_limit:g} s")
         elif self.at_work and len(self.registry.table) <= MAX_FENCED:
             fence = self.fences.open(self.plan.epoch)
             if fence is not None:
@@ -222,7 +227,12 @@ class Job:
             self._announce(fence)
 
     def _at_fence(self, member: Member, message: AtFence) -> None:
-        self.fences.arrive(member.rank, message)
+        missed = self.fences.arrive(member.rank, message)
+        if missed is not None:
+            self._post.worker(member.rank, missed)
+
+    def _consumed(self, member: Member, message: Consumed) -> None:
+        self.fences.consumed(member.rank, message)
 
     def _joined(self, member: Member, message: Joined) -> None:
         if member.state is State.HERE:
@@ -269,13 +279,8 @@ class Job:
             self._post.workers(Go(number, self.plan))
 
     def _propose(self) -> None:
-        """Build the next epoch's plan from what the ranks reported at the fence."""
-        fence, table = self.fences.current, self.registry.table
-        try:
-            versions = self.fences.agreed(table, dict(self.plan.versions))
-        except MismatchError as error:
-            self._give_up(error.message)
-            return
+        """Build the next epoch's plan, whose clocks start at what all ranks have consumed."""
+        fence = self.fences.current
         if fence is None:
             return
         change = self.fences.change
@@ -284,9 +289,9 @@ class Job:
             slice_bytes=change.slice_bytes or self.plan.slice_bytes,
             pack_bytes=pack_bytes,
             packing=self._packing(pack_bytes),
-            packed=len(table),
+            packed=len(self.registry.table),
             fence=fence.number,
             step=fence.step,
-            versions=tuple(versions.items()),
+            versions=tuple(self.fences.target.items()),
         )
         self.fences.commit()

@@ -62,4 +62,5 @@ class Plan:
             pack_bytes=message.pack_bytes,
             packing=message.packing,
             packed=message.packed,
+            clocks=self.versions,
         )

@@ -11,6 +11,7 @@ old slices. Hence no slice table is ever sent; every process computes it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from gradsum.errors import ConfigError
@@ -56,8 +57,8 @@ class Unit(NamedTuple):
 class Layout:
     """The units of a table under one plan; ``extend`` follows the table as it grows."""
 
-    __slots__ = ("_assigned", "_pack_bytes", "_packing", "_slice_bytes", "_table", "_total",
-                 "_weights", "known", "unit_of", "units")  # fmt: skip
+    __slots__ = ("_assigned", "_clocks", "_pack_bytes", "_packing", "_slice_bytes", "_table",
+                 "_total", "_weights", "known", "unit_of", "units")  # fmt: skip
 
     def __init__(
         self,
@@ -68,8 +69,11 @@ class Layout:
         pack_bytes: int = 0,
         packing: tuple[int, ...] = (),
         packed: int = 0,
+        clocks: Mapping[int, int] | None = None,
     ) -> None:
-        """packing: keys in ready order; packed: the length of the table they were chosen from."""
+        """packing: keys in ready order; packed: the length of the table they were chosen from;
+        clocks: where versions start, since a buffer has one version for all its tensors.
+        """
         if slice_bytes < 1 or not weights or min(weights) < 0 or sum(weights) <= 0:
             raise ConfigError(f"slice_bytes={slice_bytes}, weights={weights} give no slices")
         self._table = table
@@ -79,6 +83,7 @@ class Layout:
         self._total = 0
         self._pack_bytes = pack_bytes
         self._packing = packing
+        self._clocks = clocks or {}
         self.units: dict[int, Unit] = {}
         self.unit_of: dict[int, Unit] = {}
         self.known = 0
@@ -96,14 +101,14 @@ class Layout:
         """Deal the tensors of the packing first, in ready order, small ones in shared buffers."""
         if not self._packing:
             return
-        buffers: dict[tuple[Policy, str], list[int]] = {}
-        sizes: dict[tuple[Policy, str], int] = {}
+        buffers: dict[tuple[Policy, str, int], list[int]] = {}
+        sizes: dict[tuple[Policy, str, int], int] = {}
         for key in self._packing:
             spec = self._table[key]
             if key >= packed or not self._small(spec):
                 self._add((key,))
                 continue
-            group = (spec.policy, spec.wire)
+            group = (spec.policy, spec.wire, self._clocks.get(key, spec.first - 1))
             waiting = buffers.setdefault(group, [])
             full = sizes.get(group, 0) + spec.nbytes > self._pack_bytes
             if waiting and (full or len(waiting) == MAX_PACKED):

@@ -20,7 +20,7 @@ import zmq
 from gradsum.errors import GradsumError, ProtocolError, Unreachable
 from gradsum.proto import data, peer
 from gradsum.proto.address import Address
-from gradsum.proto.control import CONTROL, Abort, AtFence, Fence, FenceAck
+from gradsum.proto.control import CONTROL, Abort, AtFence, Consume, Consumed, Fence, FenceAck
 from gradsum.proto.limits import PROTOCOL
 from gradsum.proto.transport.sockets import CONTROL_LIMIT, connect_dealer, new_context
 from gradsum.scheduler.plan import Plan
@@ -72,6 +72,8 @@ class Comm(threading.Thread):
         self._connections: dict[int, Connection] = {}
         self._watches: list[tuple[Condition, Ticket]] = []
         self._fence_due = float("inf")
+        self._target: Consume | None = None
+        self._fence_said = ""
         self._started_at = time.monotonic()
         self._next_look = 0.0
         self._next_warning = 0.0
@@ -300,6 +302,8 @@ class Comm(threading.Thread):
                     self.feed(protocol.Extend(item.start, item.specs), now)
                 case news.FenceNews():
                     self._hear_fence(item.fence, now)
+                case news.TargetNews():
+                    self._target = item.consume
                 case news.LeftNews():
                     self._core()
                     self.feed(protocol.Departed(item.ranks), now)
@@ -322,7 +326,7 @@ class Comm(threading.Thread):
         ok = self._session.announce(fence)
         self._membership.outbox.append(FenceAck(fence.number, ok, self._session.step))
         if fence.number > known and self.core is not None:
-            self._fence_due = float("inf")
+            self._fence_due, self._fence_said = float("inf"), ""
             self.feed(protocol.Resume(), now)
 
     def _core(self) -> Core:
@@ -347,21 +351,36 @@ class Comm(threading.Thread):
                     self._connections[info.number] = connection
                     self._reconnect(connection, now)
             self._session.ready(item.message)
-        if item.fence:
-            self._fence_due = float("inf")
+        if item.fence and item.fence >= self._session.fence_number():
+            self._fence_due, self._fence_said = float("inf"), ""
+            if core.plan is not None and core.plan.epoch >= item.message.epoch:
+                self.feed(protocol.Resume(), now)  # else the plan still waits for the table
             self._session.pass_fence(item.fence)
 
     def _at_fence(self, now: float) -> None:
-        """All sums below F are consumed: pause and say so, again until GO comes (E1)."""
+        """The training thread stands at F (E1): begin no round, say what was begun, consume what
+        can complete, say so; each is said again until GO comes."""
         core, number = self.core, self._session.at_fence()
         if core is None or not number:
-            self._fence_due = float("inf")
+            self._fence_due, self._fence_said = float("inf"), ""
             return
-        resting = self._fence_due == float("inf")
-        if (not resting and now < self._fence_due) or not core.idle():
+        if not self._fence_said:
+            self.feed(protocol.Pause(), now)
+        target = self._target
+        aimed = target is not None and target.number == number
+        say = f"consumed {number}" if aimed else f"at {number}"
+        if say == self._fence_said and now < self._fence_due < float("inf"):
             return
-        self.feed(protocol.Pause(), now)
-        self._membership.outbox.append(AtFence(number, core.versions()))
+        self._fence_due, self._fence_said = float("inf"), say
+        if target is not None and aimed:
+            if not core.consumed(target.versions):
+                return  # a sum will wake us
+            message: Any = Consumed(number)
+        elif not core.resting():
+            return  # an acknowledgement will
+        else:
+            message = AtFence(number, core.submitted())
+        self._membership.outbox.append(message)
         self._fence_due = now + FENCE_REPEAT
 
     # -- watching -----------------------------------------------------------------------------

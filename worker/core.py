@@ -37,7 +37,7 @@ from gradsum.worker.events import (
     SumFrame,
     Tick,
 )
-from gradsum.worker.rounds import RTO_CEILING, RTO_FLOOR, Flight, Phase, Stream, UnitRound
+from gradsum.worker.rounds import RTO_CEILING, RTO_FLOOR, Flight, Op, Phase, Stream, UnitRound
 from gradsum.worker.sums import gone_error, refusal_error, scatter
 from gradsum.worker.transfers import PULL_FIRST, Transfers
 
@@ -77,6 +77,12 @@ class Core(Transfers):
     def _submit(self, event: Submit, now: float) -> None:
         op = event.op
         op.since = now
+        if self._paused:
+            self._held.append(op)
+        else:
+            self._take(op, now)
+
+    def _take(self, op: Op, now: float) -> None:
         self._ops.setdefault(op.key, {})[op.version] = op
         stream = self._stream(op.key)
         if stream is not None and stream.round is not None and stream.round.error is not None:
@@ -89,13 +95,11 @@ class Core(Transfers):
     def _adopt(self, event: Adopt, now: float) -> None:
         """Clocks start at the fence's versions; what is open is pushed again under the new plan."""
         if self.plan is not None and event.plan.epoch <= self.plan.epoch:
-            self._paused = self._coming is not None
-            return self._open_all(now)
+            return  # said again; an aborted fence ends by Resume
         if event.plan.message.packed > len(self.table):  # its packing names keys not known here
             self._coming = event
             self._actions.append(FetchPlan(len(self.table)))
             return
-        self._paused = False
         self.plan = event.plan
         self._layout = event.plan.layout(self.table)
         self._streams.clear()
@@ -104,7 +108,7 @@ class Core(Transfers):
         for server in range(len(event.plan.servers)):
             self._queue.expect(server)
         self._queue.clear()
-        self._open_all(now)
+        self._resume(Resume(), now)
 
     def _extend(self, event: Extend, now: float) -> None:
         if event.start > len(self.table):
@@ -123,6 +127,9 @@ class Core(Transfers):
 
     def _resume(self, event: Resume, now: float) -> None:
         self._paused = False
+        held, self._held = self._held, []
+        for op in held:
+            self._take(op, now)
         self._open_all(now)
 
     # -- sums ---------------------------------------------------------------------------------
@@ -332,10 +339,9 @@ class Core(Transfers):
                     self._timers.arm(flight, now, RTO_FLOOR)
 
     def _fail_tensor(self, event: FailTensor, now: float) -> None:
-        for ops in list(self._ops.values()):
-            for op in list(ops.values()):
-                if op.name == event.name:
-                    self._fail(op, event.error)
+        for op in self.waiting():
+            if op.name == event.name:
+                self._fail(op, event.error)
 
     def _connected(self, event: Connected, now: float) -> None:
         """A new connection: what was in flight on the old one is lost (F1)."""

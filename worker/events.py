@@ -78,7 +78,7 @@ class FailTensor:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Event: start no new round until the next Adopt or Resume (at a fence)."""
+    """Event: at a fence; what is submitted from now on waits for the next plan, or for Resume."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,13 @@ class FenceNews:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetNews:
+    """All are at the fence: what to consume before GO."""
+
+    consume: control.Consume
+
+
+@dataclass(frozen=True, slots=True)
 class LeftNews:
     """These ranks have left the job."""
 
@@ -206,6 +213,8 @@ class Membership:
                 self._plan(message.plan, message.number)
             case control.Fence():
                 self.news.append(FenceNews(message))
+            case control.Consume():
+                self.news.append(TargetNews(message))
             case control.TableMessage():
                 specs = tuple(map(parse_spec, message.specs))
                 self.news.append(TableNews(message.start, specs))

@@ -7,7 +7,7 @@ any message may be lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from gradsum.errors import GradsumError
@@ -59,32 +59,57 @@ class Transfers:
         self._timers = Timers()
         self._left: frozenset[int] = frozenset()
         self._paused = False
+        self._held: list[Op] = []  # submitted at a fence, for after it
         self._actions: list[Action] = []
 
     # -- questions ---------------------------------------------------------------------------
 
     def idle(self) -> bool:
-        """Whether no round is open and nothing submitted waits for one (a fence may pause)."""
-        if self._paused:
-            return all(stream.round is None for stream in self._streams.values())
+        """Whether no round is open and nothing submitted waits for one."""
         return not self._ops and all(s.round is None for s in self._streams.values())
 
     def settled(self) -> bool:
         """Whether nobody depends on this rank any more: idle, and all that was read is stable."""
         return self.idle() and all(s.last is None for s in self._streams.values())
 
-    def versions(self) -> dict[int, int]:
-        """The last finished version of every tensor that this rank has used (V3)."""
-        return {
-            member.key: stream.base
+    def resting(self) -> bool:
+        """Whether no broadcast of ours is still owed to a reader: nobody would push it again."""
+        return all(
+            stream.round is None
             for stream in self._streams.values()
-            for member in stream.unit.members
-        }
+            if stream.unit.policy.kind != SUM and stream.unit.policy.writes(self.rank)
+        )
+
+    def submitted(self) -> dict[int, int]:
+        """The highest version that this rank will begin of itself, of every tensor in use (E1)."""
+        found: dict[int, int] = {}
+        for key in [*self._streams, *self._ops]:
+            unit = None if self._layout is None else self._layout.unit_of.get(key)
+            keys = (key,) if unit is None else tuple(member.key for member in unit.members)
+            if key not in found:
+                lowest = min(map(self._last, keys))  # a buffer waits for all of its tensors
+                found.update(dict.fromkeys(keys, lowest))
+        return found
+
+    def consumed(self, target: Mapping[int, int]) -> bool:
+        """Whether the sums up to these versions are in."""
+        return all(self._base(key) >= version for key, version in target.items())
+
+    def _last(self, key: int) -> int:
+        return max(self._ops.get(key) or (self._base(key),))
+
+    def _base(self, key: int) -> int:
+        """The last version of a tensor whose sum is in."""
+        unit = None if self._layout is None else self._layout.unit_of.get(key)
+        stream = None if unit is None else self._streams.get(unit.key)
+        if stream is not None:
+            return stream.base
+        return 0 if self.plan is None or unit is None else self.plan.base(key, self.table)
 
     def waiting(self) -> list[Op]:
         """Operations that are not complete, oldest first."""
-        return sorted((op for ops in self._ops.values() for op in ops.values()),
-                      key=lambda op: op.since)  # fmt: skip
+        begun = [op for ops in self._ops.values() for op in ops.values()]
+        return sorted([*begun, *self._held], key=lambda op: op.since)
 
     # -- rounds -------------------------------------------------------------------------------
 
@@ -103,7 +128,7 @@ class Transfers:
     def _open(self, key: int, now: float) -> None:
         """Start the next version of the key's unit when all its tensors are handed over (E8)."""
         stream = self._stream(key)
-        if stream is None or stream.round is not None or self._paused:
+        if stream is None or stream.round is not None:
             return
         version = stream.base + 1
         if not stream.gather(lambda member: version in self._ops.get(member, ())):
@@ -242,4 +267,8 @@ class Transfers:
             del ops[op.version]
             if not ops:
                 del self._ops[op.key]
-            self._actions.append(Fail(op, error))
+        elif op in self._held:
+            self._held.remove(op)
+        else:
+            return
+        self._actions.append(Fail(op, error))

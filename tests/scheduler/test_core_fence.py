@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from gradsum.proto.control import (
     AtFence,
+    Consume,
+    Consumed,
     Failed,
     Fence,
     FenceAck,
@@ -48,6 +50,14 @@ def packed_job(servers: int = 1) -> Cast:
 def arrive(cast: Cast, number: int, versions: dict[int, int]) -> None:
     for peer in cast.worker_peers:
         cast.send(peer, FenceAck(number, True, 5), AtFence(number, versions))
+    consume(cast, number)
+
+
+def consume(cast: Cast, number: int) -> None:
+    """Those who are asked to consume have done it."""
+    for peer in cast.worker_peers:
+        if cast.got(peer, Consume):
+            cast.send(peer, Consumed(number))
 
 
 def test_e8_packing_begins_at_the_first_fence_after_window_1() -> None:
@@ -57,9 +67,10 @@ def test_e8_packing_begins_at_the_first_fence_after_window_1() -> None:
         assert cast.last(peer, Fence) == Fence(1, 1, 7)
     beat(cast, b"w0", 5)
     assert cast.last(b"w0", HeartbeatReply).fence == 1
-    cast.send(b"w0", FenceAck(1, True, 5), AtFence(1, {0: 7, 2: 7}))
+    cast.send(b"w0", FenceAck(1, True, 5), AtFence(1, {0: 7, 1: 7, 2: 7}))
     assert not cast.got(b"s0", PlanMessage)
     cast.send(b"w1", FenceAck(1, True, 5), AtFence(1, {0: 7, 1: 7, 2: 7}))
+    consume(cast, 1)
     plan = cast.last(b"s1", PlanMessage)
     assert (plan.epoch, plan.fence, plan.step, plan.packed) == (2, 1, 7, 4)
     assert plan.packing == (2, 0, 1)
@@ -87,14 +98,21 @@ def test_e1_a_rank_that_is_past_the_step_gets_a_new_fence_for_all() -> None:
     assert cast.last(b"w0", Go).plan.step == 11
 
 
-def test_versions_that_differ_leave_the_plan_as_it_is() -> None:
+def test_e1_the_clocks_start_at_what_all_ranks_have_submitted() -> None:
     cast = packed_job()
-    cast.send(b"w0", FenceAck(1, True, 5), AtFence(1, {0: 7}))
+    cast.send(b"w0", FenceAck(1, True, 5), AtFence(1, {0: 7, 1: 3}))
+    assert not cast.got(b"w0", Consume)
     cast.send(b"w1", FenceAck(1, True, 5), AtFence(1, {0: 8}))
-    go = cast.last(b"w1", Go)
-    assert (go.number, go.plan.epoch, go.plan.packing) == (1, 1, ())
+    for peer in cast.worker_peers:
+        target = cast.last(peer, Consume)
+        assert target == Consume(1, {0: 7, 1: 0, 2: 0, 3: 2})
+    cast.send(b"w0", Consumed(1))
     assert not cast.got(b"s0", PlanMessage)
-    assert any("'a' is at version 7 on rank 0" in text for text in cast.logs("warning"))
+    cast.clear()
+    cast.send(b"w1", AtFence(1, {0: 8}))
+    assert cast.last(b"w1", Consume) == target, "it was lost and is said again"
+    cast.send(b"w1", Consumed(1))
+    assert dict(cast.last(b"s0", PlanMessage).versions) == {0: 7, 1: 0, 2: 0, 3: 2}
 
 
 def test_a_rank_that_leaves_gives_the_fence_up_and_those_who_missed_it_hear_again() -> None:
@@ -126,6 +144,7 @@ def test_a_joined_rank_is_not_waited_for_but_gets_the_plan() -> None:
     cast = packed_job()
     cast.send(b"w0", FenceAck(1, True, 5), AtFence(1, {0: 7}))
     cast.send(b"w1", Joined(3))
+    cast.send(b"w0", Consumed(1))
     cast.acknowledge()
     assert cast.last(b"w0", Go).plan.epoch == 2
     assert cast.last(b"w1", Go).plan.epoch == 2
@@ -176,7 +195,7 @@ def test_a_rank_that_does_not_come_in_time_makes_the_others_go_on() -> None:
         assert (go.number, go.plan.epoch, go.plan.packing) == (1, 1, ())
     assert not cast.got(b"s0", PlanMessage)
     given_up = [text for text in cast.logs("warning") if "fence 1 given up" in text]
-    assert len(given_up) == 1 and "rank 1 did not come to it in 30 s" in given_up[0]
+    assert len(given_up) == 1 and "rank 1 did not pass it in 30 s" in given_up[0]
     cast.send(b"w1", FenceAck(1, True, 5), AtFence(1, {0: 7}))
     cast.wait(1.0, beat=(b"w0", b"w1", b"s0"))
     assert not cast.got(b"s0", PlanMessage), "too late"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradsum.errors import MismatchError
-from gradsum.proto.control import AtFence, Fence, FenceAck
+from gradsum.proto.control import AtFence, Consume, Consumed, Fence, FenceAck
 from gradsum.scheduler.fence import Change, Fences
 from gradsum.scheduler.table import Table
 
@@ -58,41 +57,46 @@ def test_a_refusal_gives_a_new_number_and_a_later_step_and_forgets_all_answers()
     assert fences.ack(1, FenceAck(1, False, 8)) is None, "an old refusal"
     fences.arrive(0, AtFence(1, {}))
     fences.arrive(1, AtFence(2, {}))
-    assert not fences.complete({0, 1}), "rank 0 was at the old fence"
+    assert fences.aim({0, 1}, Table(), ()) is None, "rank 0 was at the old fence"
     fences.arrive(0, AtFence(2, {}))
-    assert fences.complete({0, 1})
+    assert fences.aim({0, 1}, Table(), ()) == Consume(2, {})
 
 
 def test_complete_needs_every_active_rank_and_at_least_one() -> None:
     fences = opened(0)
     fences.ack(0, FenceAck(1, True, 0))
-    assert not fences.complete({0})
+    assert fences.aim({0}, Table(), ()) is None
     fences.arrive(0, AtFence(1, {}))
+    assert fences.aim(set(), Table(), ()) is None
+    assert fences.aim({0}, Table(), ()) == Consume(1, {})
+    assert not fences.complete({0})
+    fences.consumed(0, Consumed(1))
     assert fences.complete({0})
     assert not fences.complete({0, 1})
     assert not fences.complete(set())
 
 
-def test_versions_are_merged_over_ranks_and_filled_up(table: Table) -> None:
+def come(fences: Fences, rank: int, versions: dict[int, int]) -> None:
+    """A rank is at fence 1."""
+    fences.ack(rank, FenceAck(1, True, 0))
+    fences.arrive(rank, AtFence(1, versions))
+
+
+def test_e1_the_target_is_what_all_ranks_have_submitted(table: Table) -> None:
     fences = opened(0)
-    fences.arrive(0, AtFence(1, {0: 7}))
-    fences.arrive(1, AtFence(1, {0: 7, 2: 9}))
-    assert fences.agreed(table, {}) == {0: 7, 1: 0, 2: 9}
-    assert fences.agreed(table, {1: 4}) == {0: 7, 1: 4, 2: 9}
-
-
-def test_versions_of_an_unused_tensor_start_before_its_first(table: Table) -> None:
-    fences = opened(0)
-    fences.arrive(0, AtFence(1, {}))
-    assert fences.agreed(table, {}) == {0: 0, 1: 0, 2: 5}
-
-
-def test_versions_that_differ_are_an_error_naming_tensor_and_ranks(table: Table) -> None:
-    fences = opened(0)
-    fences.arrive(0, AtFence(1, {0: 7, 1: 3}))
-    fences.arrive(1, AtFence(1, {0: 7, 1: 4}))
-    with pytest.raises(MismatchError, match="'b' is at version 3 on rank 0 and at version 4 on"):
-        fences.agreed(table, {})
+    come(fences, 0, {0: 7, 1: 3})
+    assert fences.aim({0, 1}, table, ()) is None, "rank 1 is not there"
+    come(fences, 1, {0: 8, 2: 9})
+    assert fences.aim({0, 1}, table, ((1, 2),)) == Consume(1, {0: 7, 1: 2, 2: 5})
+    assert fences.aim({0, 1}, table, ()) is None, "said once"
+    assert fences.arrive(1, AtFence(1, {0: 9})) == Consume(1, {0: 7, 1: 2, 2: 5}), "it was lost"
+    fences.consumed(0, Consumed(1))
+    fences.consumed(1, Consumed(9))
+    assert not fences.complete({0, 1})
+    assert fences.awaited({0, 1}) == [1]
+    fences.consumed(1, Consumed(1))
+    assert fences.complete({0, 1})
+    assert fences.target == {0: 7, 1: 2, 2: 5}
 
 
 def test_abort_before_the_commit_only() -> None:

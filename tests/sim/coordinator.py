@@ -33,6 +33,8 @@ class Coordinator:
         self.joined: list[int] = []
         self.fence = 0
         self.at: dict[int, dict[int, int]] = {}
+        self.target: dict[int, int] | None = None
+        self._consumed: set[int] = set()
         self._late = sorted(job.late, key=lambda entry: entry[0])
 
     def start(self, ports: list[ServerPort | WorkerPort]) -> None:
@@ -100,11 +102,27 @@ class Coordinator:
             )
         return key
 
-    def arrive(self, rank: int, versions: dict[int, int]) -> None:
-        """A rank is at the fence, or has joined and is at every fence."""
-        self.at[rank] = versions
-        if len(self.at.keys() | set(self.joined)) == self.job.workers:
-            self._go()
+    def arrive(self, rank: int, begun: dict[int, int]) -> None:
+        """A rank is at the fence."""
+        self.at[rank] = begun
+        self._aim()
+
+    def _aim(self) -> None:
+        """All are there: what all have begun can complete, and nothing else (E1)."""
+        plan = self.plan
+        if plan is None or len(self.at.keys() | set(self.joined)) < self.job.workers:
+            return
+        clocks = dict(plan.versions)
+        self.target = {}
+        for key in range(len(self.table)):
+            start = clocks.get(key, self.table[key].first - 1)
+            self.target[key] = min(begun.get(key, start) for begun in self.at.values())
+
+    def consumed(self, rank: int) -> None:
+        """A rank has the sums up to the target."""
+        self._consumed.add(rank)
+        if self._consumed == self.at.keys():
+            self._go(self.target or {})
 
     def join(self, rank: int) -> None:
         """A rank has no more data (E7)."""
@@ -113,20 +131,13 @@ class Coordinator:
             policy = Policy("broadcast", rank)
             self.append(TensorSpec("weights", "float32", "float32", (11,), policy, 1))
         elif self.at:
-            self.arrive(rank, {})
+            self._aim()
 
-    def _go(self) -> None:
+    def _go(self, versions: dict[int, int]) -> None:
         """GO: a new plan with packing and other slices, to servers and workers in any order."""
         rng, table, plan = self.rng, self.table, self.plan
         if plan is None:
             return
-        versions = dict(plan.versions)
-        for key in range(len(table)):
-            versions.setdefault(key, table[key].first - 1)
-        for rank, reported in self.at.items():
-            for key, version in reported.items():
-                if rank not in self.joined:
-                    versions[key] = max(versions[key], version)
         packing = [key for key in range(len(table)) if table[key].first <= self.fence]
         rng.shuffle(packing)
         self.plan = plan._replace(
@@ -136,6 +147,8 @@ class Coordinator:
             versions=tuple(sorted(versions.items())),
         )  # fmt: skip
         self.at.clear()
+        self.target = None
+        self._consumed.clear()
         self.fence = 0
         for port in self.ports:
             self._send(port, len(port.table), rng.random() * 0.3)

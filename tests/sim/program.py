@@ -67,10 +67,15 @@ class Rank:
         for window in range(1, job.last[self.rank] + 1):
             self.where = f"window {window}"
             coordinator.register(window)
+            keys = self._keys(window)
             if window in job.fences:
+                begun = self._early(keys)
+                for key in begun:
+                    self._hand_over(key, window, window)
                 yield from self._fence(window)
-            yield lambda: len(self._open) < job.ahead
-            yield from self._submit(window)
+                keys = [key for key in keys if key not in begun]
+            yield lambda: len(self._open) <= job.ahead
+            yield from self._submit(window, keys)
         self.where = "join"
         yield lambda: not self._open and core.plan is not None and core.idle()
         self.port.step(working.Join())
@@ -87,29 +92,47 @@ class Rank:
     def _fence(self, window: int) -> Program:
         core, coordinator = self.port.core, self.coordinator
         self.where = f"fence at {window}"
-        yield lambda: not self._open and core.plan is not None and core.idle()
+        yield lambda: core.plan is not None and self._broadcasts_done()
         epoch = core.plan.epoch if core.plan else 0
         self.port.step(working.Pause())
         if self.rng.random() < 0.2:
             self.port.step(working.Resume())
             self.port.step(working.Pause())
-        yield core.idle
+        yield core.resting
         coordinator.fence = window
-        coordinator.arrive(self.rank, core.versions())
+        coordinator.arrive(self.rank, core.submitted())
+        yield lambda: coordinator.target is not None
+        target = coordinator.target or {}
+        yield lambda: core.consumed(target)
+        coordinator.consumed(self.rank)
         yield lambda: core.plan is not None and core.plan.epoch > epoch
 
-    def _submit(self, window: int) -> Program:
+    def _broadcasts_done(self) -> bool:
+        """Broadcasts block their callers, so none waits at a fence."""
+        table = self.coordinator.table
+        return all(table[op.key].policy.kind == "sum" for op in self.port.core.waiting())
+
+    def _early(self, keys: list[int]) -> list[int]:
+        """Tensors of this window that this rank begins before the fence: of another optimizer."""
+        table = self.coordinator.table
+        sums = [key for key in keys if table[key].policy.kind == "sum"]
+        return sums[: self.rng.randint(0, len(sums))] if self.rng.random() < 0.6 else []
+
+    def _keys(self, window: int) -> list[int]:
+        """What this rank submits in a window, in its own order."""
         rng, table = self.rng, self.coordinator.table
-        limit = min(self.job.last)
-        keys = [key for key in range(len(table)) if table[key].first <= window]
+        known = [key for key in range(len(table)) if table[key].first <= window]
         if rng.random() < 0.5:
-            rng.shuffle(keys)
-        pace = rng.choice((0.0, 0.0, 0.01, 0.3))
+            rng.shuffle(known)
+        limit = min(self.job.last)
+        return [key for key in known if table[key].policy.kind == "sum" or window <= limit]
+
+    def _submit(self, window: int, keys: list[int]) -> Program:
+        pace = self.rng.choice((0.0, 0.0, 0.01, 0.3))
         for key in keys:
-            if table[key].policy.kind == "sum" or window <= limit:
-                self._hand_over(key, window, window)
-                if pace:
-                    yield rng.random() * pace
+            self._hand_over(key, window, window)
+            if pace:
+                yield self.rng.random() * pace
 
     def _hand_over(self, key: int, version: int, window: int) -> None:
         spec = self.coordinator.table[key]

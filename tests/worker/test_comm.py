@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,10 @@ class BrokenCore:
 
     plan = None
     rank = 0
+    links = SimpleNamespace(silent=lambda now, limit: [])
+
+    def waiting(self) -> list[Any]:
+        return []
 
     def step(self, event: Any, now: float) -> list[Any]:
         raise ZeroDivisionError("planted")

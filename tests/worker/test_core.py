@@ -141,7 +141,7 @@ def test_a_root_is_done_when_every_slice_has_its_receipt() -> None:
     assert not worker.core.idle()
     worker.tell(0, peer.Stable(0, 0, 1), peer.Stable(0, 1, 1))
     assert worker.core.idle()
-    assert worker.core.versions() == {0: 1}
+    assert worker.core.submitted() == {0: 1}
 
 
 def test_stable_before_the_receipt_is_as_good() -> None:
