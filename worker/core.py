@@ -176,6 +176,7 @@ class Core(Transfers):
         stream.base, stream.round, stream.last = round_.version, None, round_
         for op in round_.ops:
             self._complete(op)
+        round_.give_back()
         eager = stream.unit.policy.kind != SUM
         self._timers.arm(stream, now, 0.0 if eager else ACK_FIRST)
         if eager:
@@ -313,6 +314,7 @@ class Core(Transfers):
         self._written(round_)
         if round_.left == 0:
             stream.base, stream.round = round_.version, None
+            round_.give_back()
             for member in stream.unit.members:
                 self._open(member.key, now)
 

@@ -103,10 +103,15 @@ class UnitRound:
         self.payloads: list[Any] = []
         self.error: Callable[[Op], GradsumError] | None = None
 
-    def release(self) -> None:
-        """Let go of the retained sum at once: void timers may refer to this round for a while."""
-        self.payloads.clear()
+    def give_back(self) -> None:
+        """The sum is in: what was pushed is the caller's again (E5). Void timers may refer to this
+        round for a while, so references end here and in ``release``."""
+        self.ops = ()
         self.source = None
+
+    def release(self) -> None:
+        """Nobody can ask for the retained sum again."""
+        self.payloads.clear()
 
     def pack(self) -> None:
         """Collect the members' bytes: one tensor as it lies, several in the stream's buffer."""

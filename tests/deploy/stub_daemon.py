@@ -1,7 +1,8 @@
 """A coordinator or server that speaks to nobody: what the launcher sees of a daemon, and no more.
 
-STUB_<ROLE> says how it behaves: "stay" (default) waits for SIGTERM, "deaf" ignores SIGTERM, "fail"
-ends with 1 when the folder STUB_FOLDER holds a file "end", "busy" ends with 2 at once, "mute" never gets ready, "crash" kills itself when there is "crash".
+STUB_<ROLE> says how it behaves: "stay" (default) waits for SIGTERM, "deaf" ignores it, "fail" ends
+with 1 when the folder STUB_FOLDER holds a file "end", "busy" ends with 2 at once, "mute" never gets
+ready, "crash" kills itself when there is a file "crash".
 """
 
 from __future__ import annotations

@@ -78,8 +78,7 @@ def _gan() -> nn.ModuleList:
     return nn.ModuleList([generator, nn.Sequential(nn.Linear(3, 1))])
 
 
-@scenario(services=("unpacked",))
-@scenario(long=True)  # a fence may meet an open window
+@scenario(services=("plain", "unpacked"))
 def c08_two_optimizers_with_the_same_names(stage: Stage) -> None:
     both, alone = seeded(_gan), seeded(_gan)
     optimizers = [
@@ -108,8 +107,7 @@ def c08_two_optimizers_with_the_same_names(stage: Stage) -> None:
     stage.same(*both.parameters())
 
 
-@scenario(services=("unpacked",))
-@scenario(long=True)  # a fence may meet an open window
+@scenario(services=("plain", "unpacked"))
 def c25_discarded_gradients_never_reach_an_update(stage: Stage) -> None:
     for set_to_none in (True, False):
         both, alone = seeded(_gan), seeded(_gan)

@@ -189,12 +189,12 @@ def c52_push_pull_from_many_threads(stage: Stage) -> None:
     _many_threads(stage, 60, (16, 1000, 65536))
 
 
-@scenario(services=("plain",), limit=60.0, long=True)
+@scenario(services=("plain",), limit=60.0)
 def c52_push_pull_from_many_threads_across_a_fence(stage: Stage) -> None:
     _many_threads(stage, 200, (16, 1000, 65536))
 
 
-@scenario(limit=10.0, long=True)
+@scenario(limit=10.0)
 def a_fence_does_not_wait_for_the_window_of_another_optimizer(stage: Stage) -> None:
     """Rank 0 has pushed for a window that rank 1 closes only after the fence."""
     ones, twos = ([parameter(0.0), parameter(0.0)] for _ in range(2))
