@@ -230,6 +230,7 @@ class Shard:
     def _send(self, action: SendSum) -> None:
         target = self._bindings.data_peer(action.rank)
         if target is None:
+            self._strange(action.rank)
             return
         head = encode_header(action.header)
         try:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import zmq
 
-from gradsum.errors import GradsumError, ProtocolError, Unreachable
+from gradsum.errors import GradsumError, ProtocolError
 from gradsum.proto import data, peer
 from gradsum.proto.address import Address
-from gradsum.proto.control import CONTROL, Abort, AtFence, Consume, Consumed, Fence, FenceAck
+from gradsum.proto.control import CONTROL, Abort, Fence, FenceAck
 from gradsum.proto.limits import PROTOCOL
 from gradsum.proto.transport.sockets import CONTROL_LIMIT, connect_dealer, new_context
 from gradsum.scheduler.plan import Plan
@@ -28,8 +28,10 @@ from gradsum.worker import core as protocol
 from gradsum.worker import membership as news
 from gradsum.worker.connection import Connection
 from gradsum.worker.core import Core
-from gradsum.worker.handle import Handle, Ticket, lacking
+from gradsum.worker.handle import Handle, Ticket
+from gradsum.worker.lookout import Lookout
 from gradsum.worker.membership import Membership
+from gradsum.worker.passage import Passage
 from gradsum.worker.rounds import Op
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 BATCH: Final = 32
 """Data frames taken from one server before the others have their turn."""
 
-FENCE_REPEAT: Final = 1.0
+LOOK: Final = 0.5
 QUIET_START: Final = 1.5
 """Seconds in which members that come up together are not worth a warning."""
 
@@ -71,12 +73,12 @@ class Comm(threading.Thread):
         self._coordinator: Any = None
         self._connections: dict[int, Connection] = {}
         self._watches: list[tuple[Condition, Ticket]] = []
-        self._fence_due = float("inf")
-        self._target: Consume | None = None
-        self._fence_said = ""
+        self._passage = Passage()
+        self._lookout = Lookout(
+            self._settings.stall_warning, min(self._settings.lease, self._settings.connect_timeout)
+        )
         self._started_at = time.monotonic()
         self._next_look = 0.0
-        self._next_warning = 0.0
 
     # -- for other threads --------------------------------------------------------------------
 
@@ -174,9 +176,9 @@ class Comm(threading.Thread):
                 self._watches.remove(watch)
 
     def _patience(self, now: float) -> int:
-        due = min(self._membership.next_deadline(), self._fence_due, self._next_look)
+        due = self._membership.next_deadline()
         if self.core is not None:
-            due = min(due, self.core.next_deadline())
+            due = min(due, self.core.next_deadline(), self._passage.due, self._next_look)
         return max(0, min(int((due - now) * 1000) + 1, 1_000))
 
     def _tick(self, now: float) -> None:
@@ -190,11 +192,11 @@ class Comm(threading.Thread):
                 self._session.info(),
             )  # fmt: skip
             self._take_news(now)
-        if now >= self._fence_due or (core is not None and self._session.at_fence()):
-            self._at_fence(now)
-        if now >= self._next_look:
-            self._next_look = now + 0.5
-            self._look(now)
+        if core is not None and (self._passage.begun or self._session.at_fence()):
+            self._at_fence(core, now)
+        if core is not None and now >= self._next_look:
+            self._next_look = now + LOOK
+            self._look(core, now)
 
     def _flush(self, now: float) -> None:
         for message in self._membership.outbox:
@@ -303,7 +305,7 @@ class Comm(threading.Thread):
                 case news.FenceNews():
                     self._hear_fence(item.fence, now)
                 case news.TargetNews():
-                    self._target = item.consume
+                    self._passage.target = item.consume
                 case news.LeftNews():
                     self._core()
                     self.feed(protocol.Departed(item.ranks), now)
@@ -326,7 +328,7 @@ class Comm(threading.Thread):
         ok = self._session.announce(fence)
         self._membership.outbox.append(FenceAck(fence.number, ok, self._session.step))
         if fence.number > known and self.core is not None:
-            self._fence_due, self._fence_said = float("inf"), ""
+            self._passage.reset()
             self.feed(protocol.Resume(), now)
 
     def _core(self) -> Core:
@@ -352,64 +354,25 @@ class Comm(threading.Thread):
                     self._reconnect(connection, now)
             self._session.ready(item.message)
         if item.fence and item.fence >= self._session.fence_number():
-            self._fence_due, self._fence_said = float("inf"), ""
+            self._passage.reset()
             if core.plan is not None and core.plan.epoch >= item.message.epoch:
                 self.feed(protocol.Resume(), now)  # else the plan still waits for the table
             self._session.pass_fence(item.fence)
 
-    def _at_fence(self, now: float) -> None:
-        """The training thread stands at F (E1): begin no round, say what was begun, consume what
-        can complete, say so; each is said again until GO comes."""
-        core, number = self.core, self._session.at_fence()
-        if core is None or not number:
-            self._fence_due, self._fence_said = float("inf"), ""
+    def _at_fence(self, core: Core, now: float) -> None:
+        number, passage = self._session.at_fence(), self._passage
+        if not number:
+            passage.reset()
             return
-        if not self._fence_said:
+        if not passage.begun:
             self.feed(protocol.Pause(), now)
-        target = self._target
-        aimed = target is not None and target.number == number
-        say = f"consumed {number}" if aimed else f"at {number}"
-        if say == self._fence_said and now < self._fence_due < float("inf"):
-            return
-        self._fence_due, self._fence_said = float("inf"), say
-        if target is not None and aimed:
-            if not core.consumed(target.versions):
-                return  # a sum will wake us
-            message: Any = Consumed(number)
-        elif not core.resting():
-            return  # an acknowledgement will
-        else:
-            message = AtFence(number, core.submitted())
-        self._membership.outbox.append(message)
-        self._fence_due = now + FENCE_REPEAT
+        message = passage.say(number, core, now)
+        if message is not None:
+            self._membership.outbox.append(message)
 
-    # -- watching -----------------------------------------------------------------------------
-
-    def _look(self, now: float) -> None:
-        """Warn about rounds that do not complete; give up on servers that are silent."""
-        core = self.core
-        if core is None:
-            return
-        limit = min(self._settings.lease, self._settings.connect_timeout)
-        for server, seconds, ever in core.links.silent(now, limit):
-            info = self._connections[server].info
-            raise Unreachable(
-                f"server {server} at {info.data} "
-                + (f"has been silent for {seconds:.1f} s" if ever else "cannot be reached"),
-                peer=f"server {server}",
-                hint="is it running, and does its --advertise address lead to it from here?",
-            )
-        waiting = core.waiting()
-        if not waiting or now < self._next_warning:
-            return
-        oldest = waiting[0]
-        if now - oldest.since >= self._settings.stall_warning:
-            self._next_warning = now + self._settings.stall_warning
-            others = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-            log.warning(
-                "tensor %r version %d%s: not complete after %.0f s, %s",
-                oldest.name, oldest.version, others, now - oldest.since, lacking(oldest),
-            )  # fmt: skip
+    def _look(self, core: Core, now: float) -> None:
+        if core.plan is not None and (warning := self._lookout.look(core, core.plan, now)):
+            log.warning("%s", warning)
 
     def _close(self) -> None:
         if self._coordinator is not None:
