@@ -17,6 +17,7 @@ from gradsum.proto.control import PlanMessage
 from gradsum.scheduler.table import TensorSpec, parse_spec
 from gradsum.worker.handle import Ticket
 
+LEAVE = control.Leave("shutdown")
 REPEAT = 1.0
 """Seconds until an unanswered request is sent again."""
 
@@ -114,6 +115,7 @@ class Membership:
     gone: bool = False
     unreachable: bool = False
     ended: bool = False
+    _leaving: bool = False
     _requests: dict[int, _Request] = field(default_factory=dict)
     _next_request: int = 1
     _heard: float = 0.0
@@ -133,6 +135,11 @@ class Membership:
         self._next_request += 1
         self._requests[message.req] = _Request(message, ticket, now + REPEAT)
         self.outbox.append(message)
+
+    def leave(self, now: float) -> None:
+        """Say goodbye, again with each heartbeat until ``gone``: a lost one looks like a death."""
+        self._leaving = True
+        self.outbox.append(LEAVE)
 
     def next_deadline(self) -> float:
         """When tick is due; never again once the job has ended here."""
@@ -163,6 +170,8 @@ class Membership:
             self._next_beat = min(now + REPEAT, self._heard + self.connect)
             return
         self._next_beat = now + self.welcome.heartbeat
+        if self._leaving and not self.gone:
+            self.outbox.append(LEAVE)
         self.outbox.append(
             control.Heartbeat(self.welcome.token, step, self.epoch, table, digest, idle, info)
         )

@@ -181,11 +181,14 @@ class Session:
         self.check()
         self._called = time.monotonic()
         with self._lock:
-            self._release.clear()
+            if not self._gate.waiting:
+                self._release = threading.Event()  # one a fence: the last may still be awaited
             if not self._gate.arrive():
                 return
+            release = self._release
+        self.check()  # a failure that came before the lock has set an older event
         self._comm.post(lambda now: None)
-        if not self._release.wait(self.settings.stall_timeout):
+        if not release.wait(self.settings.stall_timeout):
             raise StallTimeout(
                 f"fence at step {self._gate.step}: not all ranks came in "
                 f"{self.settings.stall_timeout:g} s",
@@ -276,8 +279,7 @@ class Session:
             self._wait_until(lambda core: core.settled(), SETTLE, "the last sums")
         except GradsumError as error:
             log.info("leaving while %s", error.message)
-        leave = control.Leave("shutdown")
-        self._comm.post(lambda now: self._membership.outbox.append(leave))
+        self._comm.post(self._membership.leave)
         try:
             self._wait_until(
                 lambda core: self._membership.gone, self.settings.shutdown_timeout, "goodbye"
@@ -361,8 +363,8 @@ class Session:
         """A fence lies ahead; False when this rank is past it."""
         with self._lock:
             ok, release = self._gate.announce(fence)
-        if release:
-            self._release.set()
+            if release:
+                self._release.set()
         return ok
 
     def fence_number(self) -> int:

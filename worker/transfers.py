@@ -65,8 +65,9 @@ class Transfers:
     # -- questions ---------------------------------------------------------------------------
 
     def idle(self) -> bool:
-        """Whether no round is open and nothing submitted waits for one."""
-        return not self._ops and all(s.round is None for s in self._streams.values())
+        """Whether no round is open, nothing submitted waits for one, and no fence holds us."""
+        resting = not self._ops and not self._held and not self._paused
+        return resting and all(s.round is None for s in self._streams.values())
 
     def settled(self) -> bool:
         """Whether nobody depends on this rank any more: idle, and all that was read is stable."""
@@ -96,7 +97,10 @@ class Transfers:
         return all(self._base(key) >= version for key, version in target.items())
 
     def _last(self, key: int) -> int:
-        return max(self._ops.get(key) or (self._base(key),))
+        unit = None if self._layout is None else self._layout.unit_of.get(key)
+        stream = None if unit is None else self._streams.get(unit.key)
+        begun = stream.round.version if stream is not None and stream.round is not None else 0
+        return max(begun, *self._ops.get(key, ()), self._base(key))
 
     def _base(self, key: int) -> int:
         """The last version of a tensor whose sum is in."""

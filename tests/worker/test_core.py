@@ -258,3 +258,11 @@ def test_a_new_connection_asks_again_for_sums_that_were_on_their_way() -> None:
     worker.step(working.Connected(0, 2))
     worker.tick(0.15)
     assert worker.heard(peer.Pull) == [peer.Pull(0, 0, 1)]
+
+
+def test_e7_a_rank_that_is_held_at_a_fence_is_not_idle() -> None:
+    worker = OneWorker()
+    worker.step(working.Pause())
+    assert not worker.core.idle(), "join waits for GO: its ABSENT would complete rounds beyond"
+    worker.step(working.Resume())
+    assert worker.core.idle()
