@@ -29,14 +29,13 @@ class Link:
     """One server."""
 
     __slots__ = ("attached", "flights", "generation", "heard", "inflow", "next_ping", "outbox",
-                 "rtt", "since", "standing", "strange", "times")  # fmt: skip
+                 "rtt", "standing", "strange", "times")  # fmt: skip
 
     def __init__(self, now: float) -> None:
         self.generation = 0
         self.attached = False
         self.strange = False
         self.standing = False
-        self.since = now
         self.heard = now
         self.next_ping = float("inf")
         self.rtt = RoundTrip()
@@ -79,7 +78,6 @@ class Links:
         link.attached = False
         link.strange = False
         link.standing = False
-        link.since = now
         link.heard = now
         link.next_ping = now + self._heartbeat
         link.inflow = Inflow(generation, self._window)
