@@ -1,15 +1,4 @@
-"""What the benchmark pushes, and how it knows that every element of every result is right.
-
-Element i of tensor t is, on rank r in round n,
-
-    base[i + 13 t] + stamp(r, n, t)        base[j] = 40503 j mod 65521
-
-All numbers are whole and every sum stays below 2^24, so float32 holds them exactly in any order of
-addition and results are compared with ==. Neighbours, and slices that lie a power of two apart,
-have other base values; in one round the ranks have different stamps; a rank's stamps differ in any
-508 rounds in a row. So an element that was counted twice or left out, belongs to another round,
-another tensor or another place, or was summed over other ranks, gives another number.
-"""
+"""Fills the tensors of one rank of the benchmark, and looks at every element of the results."""
 
 from __future__ import annotations
 
@@ -18,11 +7,8 @@ from typing import Final, NamedTuple
 
 import torch
 
-MAX_RANKS: Final = 250
-_STEP: Final = 40503
-_PRIME: Final = 65521
-_SHIFT: Final = 13  # elements between the patterns of two tensors
-_STAMPS: Final = 509  # a prime, so a factor in 1..508 keeps different ranks different
+from gradsum.deploy.bench_numbers import SHIFT, STEP, Numbers
+
 _CHUNK: Final = 1 << 18  # elements compared at a time: stays in the cache, needs no second copy
 
 
@@ -42,39 +28,35 @@ def shapes(total_bytes: int, tensors: int) -> list[int]:
     return [share + (i < rest) for i in range(tensors)]
 
 
-def stamp(rank: int, round_number: int, tensor: int) -> int:
-    """0..508."""
-    factor = 1 + (round_number + 7 * tensor) % (_STAMPS - 1)
-    return (rank + 1) * factor % _STAMPS
-
-
 class Payload:
-    """The tensors of one rank, float32, filled anew for every round and checked after it."""
+    """The numbers of one rank: float32 tensors of ``counts`` elements, fresh ones every round.
 
-    def __init__(self, total_bytes: int, tensors: int, rank: int, size: int) -> None:
-        if not 1 <= size <= MAX_RANKS:
-            raise ValueError(f"{size} ranks: sums are exact for 1 to {MAX_RANKS}")
-        counts = shapes(total_bytes, tensors)
-        places = torch.arange(max(counts) + _SHIFT * tensors)
-        base = places.mul_(_STEP).remainder_(_PRIME).to(torch.float32)
+    The tensors are the caller's, since an optimizer may put others in the place of its gradients.
+    """
+
+    def __init__(self, counts: Sequence[int], rank: int, size: int, wire: str = "fp32") -> None:
+        self._numbers = Numbers.of(wire, size)
+        places = torch.arange(max(counts) + SHIFT * len(counts))
+        base = places.mul_(STEP).remainder_(self._numbers.bases).to(torch.float32)
         self._rank = rank
         self._size = size
-        self._bases = [base[_SHIFT * t :][:count] for t, count in enumerate(counts)]
-        self.tensors: Sequence[torch.Tensor] = [torch.empty(count) for count in counts]
+        self._bases = [base[SHIFT * t :][:count] for t, count in enumerate(counts)]
 
-    def fill(self, round_number: int) -> None:
-        """Write this rank's numbers for a round into ``tensors``."""
-        for t, (tensor, base) in enumerate(zip(self.tensors, self._bases, strict=True)):
-            torch.add(base, stamp(self._rank, round_number, t), out=tensor)
+    def fill(self, tensors: Sequence[torch.Tensor], round_number: int) -> None:
+        """Write this rank's numbers for a round."""
+        for t, (tensor, base) in enumerate(zip(tensors, self._bases, strict=True)):
+            torch.add(base, self._numbers.stamp(self._rank, round_number, t), out=tensor)
 
-    def check(self, round_number: int) -> Wrong:
-        """Compare every element of ``tensors`` with the sum over all ranks."""
+    def check(self, tensors: Sequence[torch.Tensor], round_number: int, divisor: int = 1) -> Wrong:
+        """Compare every element with the sum over all ranks, divided once in float32."""
         first, elements = Wrong(0), 0
-        for t, (tensor, base) in enumerate(zip(self.tensors, self._bases, strict=True)):
-            stamps = sum(stamp(rank, round_number, t) for rank in range(self._size))
+        for t, (tensor, base) in enumerate(zip(tensors, self._bases, strict=True)):
+            stamps = sum(self._numbers.stamp(r, round_number, t) for r in range(self._size))
             for start in range(0, len(tensor), _CHUNK):
                 got = tensor[start : start + _CHUNK]
                 expected = (base[start : start + _CHUNK] * self._size).add_(stamps)
+                if divisor != 1:
+                    expected.div_(divisor)
                 if torch.equal(got, expected):
                     continue
                 bad = (got != expected).nonzero().flatten()

@@ -1,4 +1,4 @@
-"""The benchmark: it must see one wrong element, count time rightly, and run for real."""
+"""``gradsum bench``: options, exit codes, and processes for real."""
 
 from __future__ import annotations
 
@@ -6,125 +6,14 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gradsum.deploy import bench
-from gradsum.deploy.bench_payload import MAX_RANKS, Payload, shapes, stamp
-from gradsum.deploy.bench_worker import combine, measure
-from gradsum.worker import api
-
-KIB = 1024
-
-
-def summed(size: int, round_number: int, total_bytes: int = 64 * KIB, tensors: int = 3) -> Payload:
-    """Rank 0's payload after a right sum over ``size`` ranks, added in rank order."""
-    ranks = [Payload(total_bytes, tensors, rank, size) for rank in range(size)]
-    for payload in ranks:
-        payload.fill(round_number)
-    for payload in ranks[1:]:
-        for total, tensor in zip(ranks[0].tensors, payload.tensors, strict=True):
-            total += tensor
-    return ranks[0]
-
-
-@given(st.integers(0, 10**7), st.integers(1, 200))
-def test_tensors_are_equal_to_one_element_and_make_up_the_bytes(
-    elements: int, tensors: int
-) -> None:
-    counts = shapes(4 * elements, tensors)
-    assert len(counts) == tensors
-    assert sum(counts) == elements
-    assert max(counts) - min(counts) <= 1
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
-@pytest.mark.parametrize("round_number", [0, 1, 507, 508, 100_000])
-def test_a_right_sum_has_no_wrong_element(size: int, round_number: int) -> None:
-    assert summed(size, round_number).check(round_number).elements == 0
-
-
-def test_the_largest_job_is_exact_in_float32() -> None:
-    payload = Payload(4 * 70_000, 1, rank=0, size=MAX_RANKS)
-    total = torch.zeros(70_000, dtype=torch.float64)
-    for rank in range(MAX_RANKS):
-        each = Payload(4 * 70_000, 1, rank, MAX_RANKS)
-        each.fill(5)
-        total += each.tensors[0]
-    assert total.max() < 2**24
-    payload.tensors[0].copy_(total)
-    assert payload.check(5).elements == 0
-    with pytest.raises(ValueError, match="251 ranks"):
-        Payload(4, 1, rank=0, size=MAX_RANKS + 1)
-
-
-@given(st.data())
-def test_one_wrong_element_is_found_and_named(data: st.DataObject) -> None:
-    payload = summed(size=2, round_number=4)
-    tensor = data.draw(st.integers(0, 2))
-    place = data.draw(st.integers(0, len(payload.tensors[tensor]) - 1))
-    right = payload.tensors[tensor][place].item()
-    got = data.draw(st.sampled_from([right + 1, right - 1, 0.0, float("inf"), float("nan")]))
-    if got == right:
-        return
-    payload.tensors[tensor][place] = got
-    wrong = payload.check(4)
-    assert wrong[:3] == (1, tensor, place)
-    assert wrong.expected == right
-
-
-def test_what_a_broken_service_would_return_is_wrong_in_every_element() -> None:
-    """Each of these is a bug that the benchmark is there to see."""
-    ranks = [Payload(4 * 6000, 2, rank, 3) for rank in range(3)]
-
-    def pushed(rank: int, round_number: int, tensor: int) -> torch.Tensor:
-        ranks[rank].fill(round_number)
-        return ranks[rank].tensors[tensor].clone()
-
-    def summed_up(round_number: int, tensor: int) -> torch.Tensor:
-        return torch.stack([pushed(rank, round_number, tensor) for rank in range(3)]).sum(0)
-
-    right, others = summed_up(9, 0), summed_up(9, 1)
-    bugs = {
-        "not summed": pushed(0, 9, 0),
-        "one left out": right - pushed(2, 9, 0),
-        "one twice": right + pushed(1, 9, 0),
-        "one twice and one left out": right + pushed(1, 9, 0) - pushed(2, 9, 0),
-        "the round before": summed_up(8, 0),
-        "one of the round before": right - pushed(1, 9, 0) + pushed(1, 8, 0),
-        "another tensor": others,
-        "one of another tensor": right - pushed(1, 9, 0) + pushed(1, 9, 1),
-        "average": right / 3,
-        "shifted by one": right.roll(1),
-        "a slice at the wrong place": right.roll(1024),
-    }
-    checked = Payload(4 * 6000, 2, rank=0, size=3)
-    for bug, result in bugs.items():
-        checked.tensors[0].copy_(result)
-        checked.tensors[1].copy_(others)
-        assert checked.check(9).elements > 2900, bug
-
-
-@given(st.integers(0, 10**6), st.integers(0, 10**4))
-def test_ranks_have_different_stamps_in_a_round(round_number: int, tensor: int) -> None:
-    assert len({stamp(rank, round_number, tensor) for rank in range(MAX_RANKS)}) == MAX_RANKS
-
-
-@given(st.integers(0, MAX_RANKS - 1), st.integers(0, 10**6), st.integers(1, 507))
-def test_a_rank_has_different_stamps_in_508_rounds(rank: int, first: int, later: int) -> None:
-    assert stamp(rank, first, 0) != stamp(rank, first + later, 0)
-
-
-def test_figures_are_median_nearest_rank_p99_and_decimal_gigabytes() -> None:
-    found = bench.figures([float(i) for i in range(200, 0, -1)], total_bytes=201 * 10**9)
-    assert found[:3] == (100.5, 198.0, 2.0)
-    assert found.rounds[:2] == (200.0, 199.0)
-    assert bench.figures([0.5], 10**9)[:3] == (0.5, 0.5, 2.0)
+from gradsum.deploy.bench_probe import Probe
+from gradsum.errors import UsageError
 
 
 def arguments(*words: str) -> argparse.Namespace:
@@ -145,6 +34,9 @@ def arguments(*words: str) -> argparse.Namespace:
         ["--tensors", "1.5"],
         ["--rounds", "0"],
         ["--against", "mpi"],
+        ["--form", "lists"],
+        ["--wire", "fp8"],
+        ["--transport", "ipc"],
     ],
 )
 def test_bad_arguments_are_refused_with_what_is_allowed(
@@ -156,28 +48,6 @@ def test_bad_arguments_are_refused_with_what_is_allowed(
     assert words[0] in capsys.readouterr().err
 
 
-@pytest.fixture
-def job_of_one() -> Iterator[None]:
-    api.init()
-    yield
-    api.shutdown()
-
-
-@pytest.mark.usefixtures("job_of_one")
-def test_wrong_rounds_are_counted_per_contender(capsys: pytest.CaptureFixture[str]) -> None:
-    def good(tensors: object) -> None:
-        pass
-
-    def bad(tensors: list[torch.Tensor]) -> None:
-        tensors[1][7:9] += 1
-
-    measured = measure({"good": good, "bad": bad}, Payload(4 * KIB, 2, 0, 1), rounds=3)  # type: ignore[dict-item]
-    assert measured.wrong.tolist() == [0, 6]
-    assert (measured.seconds > 0).all()
-    assert combine(measured).wrong.tolist() == [0, 6]
-    assert "bad, round 0: 2 wrong elements on rank 0" in capsys.readouterr().err
-
-
 def stub(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     """Have ``bench.run`` start a program of one line in the launcher's place."""
 
@@ -185,6 +55,39 @@ def stub(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
         return [sys.executable, "-c", program, str(result)]
 
     monkeypatch.setattr(bench, "command", command)
+    monkeypatch.setattr(bench, "probe", lambda: Probe(2.0, 8.0, 6.0))
+
+
+def option(words: list[str], name: str) -> str:
+    return words[words.index(name) + 1]
+
+
+def test_the_command_carries_every_choice() -> None:
+    plain = bench.command(arguments(), 4000, Path("r"))
+    assert option(plain, "--form") == "tensors" and option(plain, "--wire") == "fp32"
+    assert option(plain, "--rounds") == "23" and option(plain, "--warmup") == "3"
+    assert not {"--gloo", "--ddp"} & set(plain)
+    chosen = arguments("--form", "gradients", "--wire", "bf16", "--against", "both")
+    words = bench.command(chosen, 4000, Path("r"))
+    assert option(words, "--form") == "gradients" and option(words, "--wire") == "bf16"
+    assert {"--gloo", "--ddp"} < set(words)
+    only = bench.command(arguments("--against", "ddp"), 4000, Path("r"))
+    assert "--ddp" in only and "--gloo" not in only
+
+
+def test_the_transport_of_the_flag_reaches_all_processes_else_the_environment_stays(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub(monkeypatch, "import os, sys; sys.exit('saw ' + os.environ['GRADSUM_TRANSPORT'])")
+    monkeypatch.setenv("GRADSUM_TRANSPORT", "tcp")
+    for words, seen in (("--transport", "shm"), "saw shm"), ((), "saw tcp"):
+        assert bench.run(arguments(*words)) == 1
+        assert seen in capsys.readouterr().err
+
+
+def test_more_workers_than_a_wire_has_exact_sums_for_are_refused() -> None:
+    with pytest.raises(UsageError, match="bf16 can be checked for 10 workers"):
+        bench.run(arguments("--workers", "11", "--wire", "bf16"))
 
 
 WRITE = "import sys, json; json.dump({}, open(sys.argv[1], 'w'))"
@@ -193,15 +96,22 @@ WRITE = "import sys, json; json.dump({}, open(sys.argv[1], 'w'))"
 def test_a_wrong_element_makes_the_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lanes = {
-        name: {"seconds": [9.0, 2.0], "wrong": n} for n, name in enumerate(["gradsum", "gloo"])
+    names = ("gradsum", "gloo")
+    measured: dict[str, Any] = {
+        "contenders": {name: {"seconds": [9.0, 2.0], "wrong": n} for n, name in enumerate(names)},
+        "links": {"0": "shm"},
+        "usage": {
+            what: dict.fromkeys(names, [0.5, 0.5])
+            for what in ("minor_faults", "cpu_seconds", "idle")
+        },
     }
-    stub(monkeypatch, WRITE.format(lanes))
+    stub(monkeypatch, WRITE.format(measured))
     assert bench.run(arguments("--rounds", "1", "--warmup", "1", "--mb", "1000", "--json")) == 1
     out, err = capsys.readouterr()
     report = json.loads(out)
     assert report["wrong_elements"] == {"gradsum": 0, "gloo": 1}
     assert report["gradsum"]["goodput_gb_per_second"] == 0.5
+    assert report["gradsum"]["link_share"] == 0.5 / 8
     assert report["rate_against_gloo"] == 1.0
     assert "1 wrong elements" in err
 
@@ -227,23 +137,39 @@ def test_a_run_that_does_not_end_is_ended(
     assert "not finished after 1 seconds" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(150)
-def test_processes_for_real_against_gloo() -> None:
-    words = "bench push-pull --workers 2 --servers 2 --mb 4 --tensors 5 --rounds 4 --warmup 1"
-    done = subprocess.run(
-        [sys.executable, "-m", "gradsum", *words.split(), "--against", "gloo", "--json"],
+def for_real(*words: str) -> subprocess.CompletedProcess[str]:
+    small = "bench push-pull --workers 2 --servers 2 --mb 4 --tensors 5 --rounds 3 --warmup 1"
+    return subprocess.run(
+        [sys.executable, "-m", "gradsum", *small.split(), *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=45,
         check=False,
     )
+
+
+@pytest.mark.slow
+def test_processes_for_real_against_gloo_and_ddp() -> None:
+    done = for_real("--against", "both", "--transport", "tcp", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["wrong_elements"] == {"gradsum": 0, "gloo": 0}
+    assert report["wrong_elements"] == {"gradsum": 0, "gloo": 0, "ddp": 0}
     assert report["bytes"] == 4_000_000
-    for name in ("gradsum", "gloo"):
-        rounds = report[name]["round_seconds"]
-        assert len(rounds) == 4
-        assert min(rounds) <= report[name]["median_seconds"] <= max(rounds)
-    assert report["rate_against_gloo"] > 0
+    assert set(report["links"].values()) <= {"tcp"}
+    for name in ("gradsum", "gloo", "ddp"):
+        row = report[name]
+        assert len(row["round_seconds"]) == 3
+        assert min(row["round_seconds"]) <= row["median_seconds"] <= max(row["round_seconds"])
+        assert row["link_share"] > 0
+        assert len(row["minor_faults"]) == len(row["cpu_seconds"]) == 2
+        assert min(row["cpu_seconds"]) > 0
+    assert report["rate_against_gloo"] > 0 and report["rate_against_ddp"] > 0
+
+
+@pytest.mark.slow
+def test_processes_for_real_with_halves_and_gradients() -> None:
+    done = for_real("--form", "gradients", "--wire", "fp16")
+    assert done.returncode == 0, done.stderr
+    assert "2 workers, 2 servers, 4 MB of float32 in 5 tensors" in done.stdout
+    assert "form gradients, wire fp16" in done.stdout
+    assert "every element of every round is right" in done.stdout
