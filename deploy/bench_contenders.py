@@ -47,26 +47,21 @@ class Form(Protocol):
 
 
 class Raw:
-    """Plain tensors, summed in place by ``push_pull``, all at once."""
+    """Plain tensors, summed in place by one ``push_pull`` of the list."""
 
     def __init__(self, counts: Sequence[int], compression: Compressor) -> None:
         self._tensors = [torch.empty(count) for count in counts]
         self._compression = compression
-        self.contender = Contender(self._reduce)
+        self.contender = Contender(self._reduce, after=api.mark_step)
 
     def tensors(self) -> list[torch.Tensor]:
         """Always the same ones."""
         return self._tensors
 
     def _reduce(self, tensors: Tensors) -> None:
-        handles = [
-            api.push_pull_async_inplace(
-                tensor, average=False, name=f"bench.{i}", compression=self._compression
-            )
-            for i, tensor in enumerate(tensors)
-        ]
-        for handle in handles:
-            api.synchronize(handle)
+        api.push_pull_inplace(
+            list(tensors), average=False, name="bench", compression=self._compression
+        )
 
 
 class Gradients:

@@ -116,11 +116,7 @@ def _rows(name: str, mine: torch.Tensor) -> torch.Tensor:
 
 def links() -> dict[str, str]:
     """Server -> how this rank reaches it."""
-    session: Any = default.get().session
-    try:
-        found = session.transports()
-    except AttributeError:
-        found = {}
+    found = default.get().session.transports()
     return {str(server): how for server, how in found.items()}
 
 

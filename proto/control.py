@@ -27,6 +27,7 @@ class Hello(NamedTuple):
     data: str  # server: tcp://host:port of its data socket, else ""
     control: str  # server: the same for its control socket, else ""
     token: bytes  # b"" at first
+    home: str = ""  # where it could share memory, "" where it would not
 
 
 class Welcome(NamedTuple):

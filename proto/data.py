@@ -2,6 +2,7 @@
 
 A data message is ``[header]`` or ``[header][payload]``; the header is a msgpack array of at most
 1 KiB, the payload raw bytes of the wire dtype. Everything is validated before a payload is touched.
+A placed message has a Place instead of the payload, which lies in the sender's shared memory.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ PUSH: Final = 1
 ABSENT: Final = 2
 SUM: Final = 3
 ATTACH: Final = 4
-KINDS: Final = {PUSH: "PUSH", ABSENT: "ABSENT", SUM: "SUM", ATTACH: "ATTACH"}
+PLACED_PUSH: Final = 5
+PLACED_SUM: Final = 6
+KINDS: Final = {
+    PUSH: "PUSH", ABSENT: "ABSENT", SUM: "SUM", ATTACH: "ATTACH",
+    PLACED_PUSH: "PLACED_PUSH", PLACED_SUM: "PLACED_SUM",
+}  # fmt: skip
 
 
 class Header(NamedTuple):

@@ -15,15 +15,25 @@ from gradsum.proto.limits import MAX_CONTROL, PROTOCOL
 
 
 class Attach(NamedTuple):
-    """Up, first: binds this connection to the envelope's rank; repeated until Attached."""
+    """Up, first: binds this connection to the envelope's rank; repeated until Attached.
+
+    home: where the worker runs, "" when it wants no shared memory; probe: a Place of its own there.
+    """
 
     token: bytes
+    home: str
+    probe: bytes
 
 
 class Attached(NamedTuple):
-    """Down: both connections of ``generation`` are bound."""
+    """Down: both connections of ``generation`` are bound; local: placed pushes can be read."""
 
     generation: int
+    local: bool
+
+
+class Unmapped(NamedTuple):
+    """Down: a placed push could not be read; connect again without shared memory."""
 
 
 class Stranger(NamedTuple):
@@ -130,7 +140,7 @@ class Resend(NamedTuple):
 
 PEER = Codec(
     (
-        Attach, Attached, Stranger, Ping, Credit, Pull, Ack, Standing, StandingSeen,
+        Attach, Attached, Unmapped, Stranger, Ping, Credit, Pull, Ack, Standing, StandingSeen,
         Receipt, Stable, Open, Nack, Queued, Later, Resend,
     )
 )  # fmt: skip

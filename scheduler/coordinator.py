@@ -45,6 +45,7 @@ from gradsum.scheduler.events import (
     Tick,
 )
 from gradsum.scheduler.job import Config
+from gradsum.scheduler.uplink import START
 
 BATCH: Final = 256
 """Messages between two looks at the clock and the signals."""
@@ -96,7 +97,8 @@ def config_of(settings: Settings, workers: int, servers: int) -> Config:
     return Config(
         workers=workers,
         servers=servers,
-        slice_bytes=settings.slice_bytes,
+        slice_bytes=settings.slice_bytes or START,
+        auto_slices=settings.slice_bytes is None,
         pack_bytes=settings.pack_bytes,
         deterministic=settings.deterministic,
         heartbeat=settings.heartbeat,

@@ -15,6 +15,28 @@ FRAME_COST: Final = 256
 """Bytes counted for a header, so that header-only frames use credit too."""
 
 
+IN_WINDOW: Final = 8
+AHEAD: Final = 4
+"""Slices that one sender may have under way, and by which it may lead, unless settings say more."""
+
+
+class Bounds(NamedTuple):
+    """Bytes that settings allow; None: as many slices as is usual."""
+
+    credit: int | None = None
+    skew: int | None = None
+
+    def window(self, slice_bytes: int) -> int:
+        """What one sender may have under way."""
+        usual = IN_WINDOW * (slice_bytes + FRAME_COST)
+        return usual if self.credit is None else self.credit
+
+    def slack(self, slice_bytes: int) -> int:
+        """How far a sender may lead."""
+        usual = AHEAD * (slice_bytes + FRAME_COST)
+        return usual if self.skew is None else self.skew
+
+
 class Grant(NamedTuple):
     """Absolute offsets of the sender's connection ``generation``."""
 

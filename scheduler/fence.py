@@ -71,6 +71,11 @@ class Fences:
         """What the open fence is for."""
         return self._open.change if self._open else Change()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a fence is open or asked for."""
+        return self._open is not None or bool(self._queue)
+
     def seen(self, step: int) -> None:
         """A rank has been at this step. Nonsense is passed over."""
         if 0 <= step < MAX_INT // 2:

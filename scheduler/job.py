@@ -34,6 +34,7 @@ from gradsum.scheduler.gather import Gathers, Joins, failed
 from gradsum.scheduler.membership import Member, Membership, State, listing
 from gradsum.scheduler.post import Post
 from gradsum.scheduler.registry import Registry, Rejected, pages
+from gradsum.scheduler.uplink import START, slices_for
 from gradsum.scheduler.windows import Windows, worth_packing
 
 MAX_FENCED: Final = 30_000
@@ -46,7 +47,8 @@ class Config:
 
     workers: int
     servers: int
-    slice_bytes: int = 4 << 20
+    slice_bytes: int = START
+    auto_slices: bool = False  # slices follow the links' measured rates
     pack_bytes: int = 1 << 20
     deterministic: bool = False
     heartbeat: float = 0.5
@@ -147,9 +149,22 @@ class Job:
             awaited = listing(self.fences.awaited(self.at_work))
             self._give_up(f"rank {awaited} did not pass it in {self._config.fence_limit:g} s")
         elif self.at_work and len(self.registry.table) <= MAX_FENCED:
+            self._reslice()
             fence = self.fences.open(self.plan.epoch)
             if fence is not None:
                 self._announce(fence)
+
+    def _reslice(self) -> None:
+        """Ask for slices that fit the links, once all ranks pass fence points and have measured."""
+        if not self._config.auto_slices or self._members.together or self.fences.busy:
+            return
+        workers = [self._members.workers[rank] for rank in self.at_work]
+        rates = [worker.uplink for worker in workers]
+        if all(w.step for w in workers) and all(rates):
+            size = slices_for(rates, self.plan.slice_bytes)
+            if size is not None:
+                self._post.log("info", f"slices of {size} bytes fit links of {min(rates):.3g} B/s")
+                self.fences.request(Change(slice_bytes=size))
 
     def adopt(self, plan: PlanMessage) -> None:
         """All servers have the proposed plan: it is the plan now, GO tells the workers."""

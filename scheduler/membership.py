@@ -55,6 +55,12 @@ class Member:
         self.idle, self.info = message.idle, message.info if _small(message.info) else {}
 
     @property
+    def uplink(self) -> float:
+        """Bytes per second of its link as it has measured them, 0 while it has not."""
+        rate = self.info.get("uplink")
+        return rate if isinstance(rate, float) and rate > 0 else 0.0
+
+    @property
     def is_worker(self) -> bool:
         """A worker, not a server."""
         return self.hello.role == WORKER
@@ -142,6 +148,12 @@ class Membership:
         """All places are taken by members whose connection is open."""
         full = len(self.workers) == self.size and len(self.servers) == self.server_count
         return full and all(member.closed is None for member in self.everyone())
+
+    @property
+    def together(self) -> bool:
+        """Whether all share one host's memory."""
+        homes = {member.hello.home for member in self.everyone()}
+        return len(homes) == 1 and "" not in homes
 
     def rebind(self, token: bytes, peer: bytes, now: float) -> Member | None:
         """Bind the holder of a token to a new routing id: it has reconnected."""

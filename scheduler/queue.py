@@ -121,14 +121,17 @@ class TransferQueue(Generic[T]):
     def grant(self, lane: int, generation: int, seen: int, hold: int, limit: int) -> None:
         """The receiver has seen ``seen`` bytes and lets us go on to hold / limit.
 
-        Grants of an older generation are void; limits never shrink, holds may.
+        Grants of an older generation, or older than what is known, are void. Holds may shrink at
+        any time; limits only with progress, when the window is another one.
         """
         found = self._lanes.get(lane)
-        if found is None or found.generation != generation or limit < found.limit:
+        if found is None or found.generation != generation or seen < found.seen:
             return
-        found.limit = limit
-        found.seen = max(found.seen, seen)
-        found.hold = min(hold, limit)
+        if seen == found.seen and limit < found.limit and hold <= found.hold:
+            return
+        found.limit = limit if seen > found.seen else max(limit, found.limit)
+        found.seen = seen
+        found.hold = min(hold, found.limit)
         while found.inflight and found.inflight[0][0] <= seen:
             found.inflight.popleft()
 
@@ -173,6 +176,11 @@ class TransferQueue(Generic[T]):
     def seen(self, lane: int) -> int:
         """Bytes of this connection that the receiver has reported as arrived."""
         return self._lanes[lane].seen
+
+    @property
+    def under_way(self) -> int:
+        """Bytes that have left and that no receiver has reported as arrived."""
+        return sum(lane.sent - lane.seen for lane in self._lanes.values())
 
     def clear(self) -> None:
         """Forget everything that waits; connections and what is in flight stay as they are."""

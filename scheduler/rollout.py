@@ -12,6 +12,7 @@ from gradsum.scheduler.job import Config
 from gradsum.scheduler.membership import Membership
 from gradsum.scheduler.placement import weights
 from gradsum.scheduler.post import Post
+from gradsum.scheduler.uplink import LOCAL
 
 
 def first_plan(config: Config, coordinator: str, members: Membership) -> PlanMessage:
@@ -28,7 +29,7 @@ def first_plan(config: Config, coordinator: str, members: Membership) -> PlanMes
             ServerInfo(m.rank, m.incarnation, m.hello.data, m.hello.control, share)
             for m, share in zip(servers, shares, strict=True)
         ),
-        slice_bytes=config.slice_bytes,
+        slice_bytes=LOCAL if config.auto_slices and members.together else config.slice_bytes,
         pack_bytes=config.pack_bytes,
         packing=(),
         packed=0,

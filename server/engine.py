@@ -16,7 +16,7 @@ from typing import Any, Final
 from gradsum.errors import ProtocolError
 from gradsum.proto import data, peer
 from gradsum.proto.data import Header
-from gradsum.scheduler.credit import FRAME_COST
+from gradsum.scheduler.credit import FRAME_COST, Bounds
 from gradsum.scheduler.plan import Plan
 from gradsum.scheduler.policy import SUM, Policy
 from gradsum.scheduler.slicing import Unit
@@ -50,32 +50,35 @@ __all__ = [
 BATCH: Final = 4096
 """Records in one envelope; more wait for the next one, or it would exceed its limit of bytes."""
 
+PATIENT: Final = frozenset({peer.Receipt, peer.Stable, peer.Queued})
+"""Records that end timers of tenths of a second: they may wait for company."""
+
 
 class Engine:
     """One shard's slots, credit and outgoing queue."""
 
     def __init__(
-        self, *, window: int, skew: int, park_bytes: int, heartbeat: float, adder: Adder
+        self, *, bounds: Bounds, park_bytes: int, heartbeat: float, adder: Adder
     ) -> None:
-        """window, skew, park_bytes: bytes; heartbeat: seconds between repeated grants."""
-        self._window = window
-        self._skew = skew
+        """park_bytes: bytes; heartbeat: seconds between repeated grants."""
+        self._bounds = bounds
         self._park_bytes = park_bytes
         self._heartbeat = heartbeat
         self._adder = adder
         self.counters = {"pushes": 0, "duplicates": 0, "sums": 0, "bytes_in": 0, "bytes_out": 0,
-                         "parked": 0, "stale": 0, "rejected": 0}  # fmt: skip
+                         "parked": 0, "stale": 0, "rejected": 0, "unmapped": 0}  # fmt: skip
         self._reset()
 
     def _reset(self) -> None:
         self._holding = Holding()
-        self._flow = Flow(self._window, self._skew, self._heartbeat)
+        self._flow = Flow(self._bounds, self._heartbeat)
         self._egress = Egress(self._holding)
         self._parking = Parking(self._park_bytes)
         self._coming: Adopt | None = None
         self._early: list[tuple[Frame, int]] = []
         self._outbox: dict[int, list[Any]] = {}
         self._more = False
+        self._pressing = False
         self._actions: list[Action] = []
 
     # -- the face ----------------------------------------------------------------------------
@@ -128,7 +131,18 @@ class Engine:
             rank: records[BATCH:] for rank, records in self._outbox.items() if records[BATCH:]
         }
         self._more = bool(self._outbox)
+        self._pressing = False
         return outbox
+
+    def pressing(self, now: float) -> bool:
+        """Whether somebody waits for what ``drain`` gives: not for receipts and stable notes, which
+        may be collected for a while."""
+        return self._more or self._pressing or self._flow.pressing(now)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether ``drain`` has something to give."""
+        return bool(self._outbox)
 
     def next_deadline(self, now: float) -> float:
         """When Tick and drain are due; at once when records are left over."""
@@ -144,6 +158,8 @@ class Engine:
         )
 
     def _tell(self, rank: int, record: Any) -> None:
+        if type(record) not in PATIENT:
+            self._pressing = True
         self._outbox.setdefault(rank, []).append(record)
 
     # -- connections -------------------------------------------------------------------------
@@ -151,7 +167,7 @@ class Engine:
     def _attached(self, event: Attached, now: float) -> None:
         if self._flow.attach(event.rank, event.generation):
             self._egress.open(event.rank, event.generation)
-        self._tell(event.rank, peer.Attached(event.generation))
+        self._tell(event.rank, peer.Attached(event.generation, event.local))
         self._grant(event.rank, now, always=True)
 
     def _grant(self, rank: int, now: float, always: bool) -> None:
@@ -169,6 +185,7 @@ class Engine:
             self._actions.append(FetchPlan(len(self.table)))
             return
         self._holding.adopt(event.plan, event.index)
+        self._flow.resize(event.plan.message.slice_bytes)
         self._egress.clear()
         self._parking = Parking(self._park_bytes)
         self._parking.used = sum(nbytes for _, nbytes in self._early)

@@ -34,6 +34,8 @@ class Attached:
 
     rank: int
     generation: int
+    local: bool
+    """Whether its shared memory can be read here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from gradsum.proto.peer import Credit
-from gradsum.scheduler.credit import Inflow, Skew
+from gradsum.scheduler.credit import Bounds, Inflow, Skew
+from gradsum.scheduler.uplink import START
 
 EXPIRE: Final = 0.030
 """Seconds after which holds are looked at again (F2)."""
@@ -14,12 +15,13 @@ EXPIRE: Final = 0.030
 class Flow:
     """The inflow of every attached worker, and the grants that they should hear of."""
 
-    __slots__ = ("_arrivals", "_heartbeat", "_inflows", "_next", "_skew", "_window")
+    __slots__ = ("_arrivals", "_bounds", "_heartbeat", "_inflows", "_next", "_skew", "_window")
 
-    def __init__(self, window: int, skew: int, heartbeat: float) -> None:
-        """window, skew: bytes; heartbeat: seconds between repeated grants."""
-        self._window = window
-        self._skew = Skew(skew)
+    def __init__(self, bounds: Bounds, heartbeat: float) -> None:
+        """heartbeat: seconds between repeated grants."""
+        self._bounds = bounds
+        self._window = bounds.window(START)
+        self._skew = Skew(bounds.slack(START))
         self._heartbeat = heartbeat
         self._next = 0.0
         self._arrivals = False
@@ -32,6 +34,13 @@ class Flow:
     def ranks(self) -> tuple[int, ...]:
         """Workers that have been attached."""
         return tuple(self._inflows)
+
+    def resize(self, slice_bytes: int) -> None:
+        """Slices have another size; windows that shrink do so as bytes arrive."""
+        self._window = self._bounds.window(slice_bytes)
+        self._skew = Skew(self._bounds.slack(slice_bytes))
+        for inflow in self._inflows.values():
+            inflow.window = self._window
 
     def attach(self, rank: int, generation: int) -> bool:
         """A connection is bound; True when it is a new one, which starts at the slowest (F2)."""
@@ -65,6 +74,15 @@ class Flow:
             return None
         inflow.told = grant
         return Credit(*grant)
+
+    def pressing(self, now: float) -> bool:
+        """Whether a heartbeat is due, or a grant is news."""
+        if now >= self._next:
+            return True
+        if not (self._arrivals or self.held()):
+            return False
+        inflows = list(self._inflows.values())
+        return any(i.news(i.grant(self._skew.ahead(i, inflows, now))) for i in inflows)
 
     def due(self, now: float) -> bool:
         """Whether a heartbeat is due; then the next one is set."""

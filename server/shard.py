@@ -29,6 +29,7 @@ from gradsum.proto.control import CONTROL
 from gradsum.proto.data import decode_header, encode_header
 from gradsum.proto.dtypes import HALVES
 from gradsum.proto.limits import PROTOCOL
+from gradsum.proto.transport.shared import SharedMemory
 from gradsum.proto.transport.sockets import (
     CONTROL_LIMIT,
     DATA_LIMIT,
@@ -36,9 +37,10 @@ from gradsum.proto.transport.sockets import (
     connect_dealer,
     new_context,
 )
+from gradsum.scheduler.credit import Bounds
 from gradsum.scheduler.table import TensorSpec
 from gradsum.server.adder import Adder
-from gradsum.server.bindings import Bindings
+from gradsum.server.bindings import Bindings, Bound
 from gradsum.server.engine import (
     Attached,
     Engine,
@@ -51,8 +53,14 @@ from gradsum.server.engine import (
     Tick,
 )
 from gradsum.server.membership import Membership
+from gradsum.server.neighbours import Neighbours
 
 BATCH: Final = 32
+TURN: Final = 0.05
+"""Messages of one socket, and seconds, after which the others have their turn."""
+
+COLLECT: Final = 0.002
+"""Seconds that receipts wait for company: each envelope costs a wake-up of its reader."""
 
 log = logging.getLogger("gradsum.server")
 
@@ -69,11 +77,14 @@ class Shard:
         self._context = new_context()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._bindings = Bindings()
+        self._neighbours = Neighbours(SharedMemory(settings.transport != "tcp"))
         self._engine = Engine(
-            window=settings.credit_bytes, skew=settings.skew_bytes,
-            park_bytes=settings.park_bytes, heartbeat=settings.heartbeat, adder=Adder(),
+            bounds=Bounds(settings.credit_bytes, settings.skew_bytes),
+            park_bytes=settings.park_bytes, heartbeat=settings.heartbeat,
+            adder=Adder(self._neighbours.memory.take),
         )  # fmt: skip
         self._exit: int | None = None
+        self._drain_by: float | None = None
         self._limited = RateLimited(log, 5.0)
         self._open_sockets()
 
@@ -86,7 +97,7 @@ class Shard:
         hello = control.Hello(
             PROTOCOL, "server", "", None, None, socket.gethostname(), os.getpid(),
             settings.restart_count, Address(host, data_at.port).endpoint,
-            Address(host, control_at.port).endpoint, b"",
+            Address(host, control_at.port).endpoint, b"", self._neighbours.memory.home,
         )  # fmt: skip
         self._membership = Membership(
             hello, str(self._coordinator_address), settings.connect_timeout, self._once,
@@ -126,6 +137,7 @@ class Shard:
             self._data.close(500)
             self._control.close(500)
             self._context.term()
+            self._neighbours.memory.close()
             os.close(self._wake)
 
     def _turn(self) -> None:
@@ -145,6 +157,8 @@ class Shard:
 
     def _patience(self, now: float) -> int:
         due = min(self._engine.next_deadline(now), self._membership.next_deadline())
+        if self._drain_by is not None:
+            due = min(due, self._drain_by)
         return max(0, min(int((due - now) * 1000) + 1, 1_000))
 
     def _take(self, source: Any, handle: Any, now: float) -> None:
@@ -159,6 +173,8 @@ class Shard:
             except GradsumError as error:
                 self._engine.counters["rejected"] += 1
                 self._limited.log(logging.WARNING, type(error).__name__, "%s", error.message)
+            if time.monotonic() - now > TURN:
+                return
 
     def _carry_out(self, actions: list[Any], now: float) -> None:
         for action in actions:
@@ -189,7 +205,19 @@ class Shard:
         if bound.rank != header.rank:
             raise ProtocolError(f"rank {bound.rank} sent {header}", peer=f"worker {bound.rank}")
         payload = frames[2] if len(frames) == 3 else None
+        if header.kind == data.PLACED_PUSH:
+            header = header._replace(kind=data.PUSH)
+            payload = self._read(bound, payload, header.length)
         self._step(Frame(bound.rank, header, payload), now)
+
+    def _read(self, bound: Bound, place: Any, length: int) -> memoryview:
+        """A payload in a neighbour's memory; a worker whose memory cannot be read is told."""
+        try:
+            return self._neighbours.read(bound.rank, b"" if place is None else place.buffer, length)
+        except ProtocolError:
+            self._engine.counters["unmapped"] += 1
+            self._tell_rank(bound.rank, peer.Unmapped())
+            raise
 
     def _hear(self, frames: list[Any], now: float) -> None:
         if len(frames) != 2:
@@ -201,6 +229,7 @@ class Shard:
             if not self._engine.owns(envelope.rank, envelope.incarnation, first.token):
                 return
             both = self._bindings.bind_control(sender, envelope.rank, envelope.generation)
+            self._neighbours.greet(envelope.rank, first)
             self._attached(both, envelope.rank, envelope.generation, now)
         bound = self._bindings.control(sender)
         if bound is None:
@@ -218,38 +247,48 @@ class Shard:
 
     def _attached(self, both: bool, rank: int, generation: int, now: float) -> None:
         if both:
-            self._step(Attached(rank, generation), now)
+            self._step(Attached(rank, generation, rank in self._neighbours), now)
 
     def _strange(self, rank: int) -> None:
         """A data connection that we do not know: its worker is told by the control connection."""
+        self._tell_rank(rank, peer.Stranger())
+
+    def _tell_rank(self, rank: int, *records: Any) -> None:
         target = self._bindings.control_peer(rank)
         bound = None if target is None else self._bindings.control(target)
         if target is not None and bound is not None:
-            self._send_control(target, rank, bound.generation, (peer.Stranger(),))
+            self._send_control(target, rank, bound.generation, records)
 
     def _send(self, action: SendSum) -> None:
         target = self._bindings.data_peer(action.rank)
         if target is None:
             self._strange(action.rank)
             return
-        head = encode_header(action.header)
+        header, payload = action.header, action.payload
+        place = None if payload is None else self._neighbours.lay(action.rank, payload)
+        if place is not None:
+            header = header._replace(kind=data.PLACED_SUM)
         try:
             self._data.send(target, zmq.SNDMORE)
-            if action.payload is None:
-                self._data.send(head)
+            if payload is None:
+                self._data.send(encode_header(header))
             else:
-                self._data.send(head, zmq.SNDMORE)
-                self._data.send(action.payload, copy=False)
+                self._data.send(encode_header(header), zmq.SNDMORE)
+                self._data.send(place or payload, copy=False)
         except zmq.ZMQError:  # unroutable: the connection is gone, the worker makes a new one
             self._bindings.drop_data(action.rank)
             self._strange(action.rank)
 
     def _drain(self, now: float) -> None:
+        """Send records, at once when somebody waits for one, else in company."""
+        if not self._engine.pressing(now):
+            if self._drain_by is None and self._engine.waiting:
+                self._drain_by = now + COLLECT
+            if self._drain_by is None or now < self._drain_by:
+                return
+        self._drain_by = None
         for rank, records in self._engine.drain(now).items():
-            target = self._bindings.control_peer(rank)
-            bound = None if target is None else self._bindings.control(target)
-            if target is not None and bound is not None:
-                self._send_control(target, rank, bound.generation, tuple(records))
+            self._tell_rank(rank, *records)
 
     def _send_control(
         self, target: bytes, rank: int, generation: int, records: tuple[Any, ...]
@@ -302,6 +341,7 @@ class Shard:
                 self._prepare(event.specs)
             elif isinstance(event, Reset):
                 self._bindings.clear()
+                self._neighbours.clear()
             self._step(event, now)
         membership.events.clear()
         for message in membership.outbox:

@@ -21,7 +21,8 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_defaults_know_that_they_are_defaults() -> None:
     settings = load({}, {})
     assert settings == Settings()
-    assert (settings.slice_bytes, settings.origin("slice_bytes")) == (4 * MIB, "default")
+    assert (settings.slice_bytes, settings.origin("slice_bytes")) == (None, "default")
+    assert load({}, {"GRADSUM_SLICE_BYTES": "Auto"}).slice_bytes is None
     assert settings.job == "default"
     assert settings.rank is None
 

@@ -15,6 +15,7 @@ from typing import Any
 from gradsum.errors import MismatchError, UsageError
 from gradsum.scheduler.policy import SUM, Policy, require_built
 from gradsum.scheduler.table import TensorSpec
+from gradsum.worker.bundle import Bundles
 from gradsum.worker.face import Handle, Session
 from gradsum.worker.memory import OpenMemory
 from gradsum.worker.rounds import Sink
@@ -48,6 +49,7 @@ class Client:
         self.session = session
         self._optimizers: list[weakref.ref[Any]] = []
         self.memory = OpenMemory()
+        self.bundles: dict[tuple[str | None, Any], Bundles] = {}
         self._entries: dict[str, Entry] = {}
         self._policies: dict[str, Policy] = {}
         self._lock = threading.Lock()

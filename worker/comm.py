@@ -23,22 +23,25 @@ from gradsum.proto.address import Address
 from gradsum.proto.control import CONTROL, Abort, Fence, FenceAck
 from gradsum.proto.limits import PROTOCOL
 from gradsum.proto.transport.sockets import CONTROL_LIMIT, connect_dealer, new_context
+from gradsum.scheduler.credit import Bounds
 from gradsum.scheduler.plan import Plan
 from gradsum.worker import core as protocol
 from gradsum.worker import membership as news
 from gradsum.worker.connection import Connection
 from gradsum.worker.core import Core
+from gradsum.worker.events import SendPush
 from gradsum.worker.handle import Handle, Ticket
 from gradsum.worker.lookout import Lookout
 from gradsum.worker.membership import Membership
 from gradsum.worker.passage import Passage
 from gradsum.worker.rounds import Op
+from gradsum.worker.servers import Servers
 
 if TYPE_CHECKING:
     from gradsum.worker.session import Session
 
-BATCH: Final = 32
-"""Data frames taken from one server before the others have their turn."""
+TURN: Final = 0.05
+"""Seconds of sending after which what has arrived has its turn."""
 
 LOOK: Final = 0.5
 QUIET_START: Final = 1.5
@@ -71,12 +74,14 @@ class Comm(threading.Thread):
         self._poller = zmq.Poller()
         self._poller.register(self._wake, zmq.POLLIN)
         self._coordinator: Any = None
-        self._connections: dict[int, Connection] = {}
+        self._memory = session.memory
+        self._servers = Servers(self._context, self._poller, self._settings, self._memory)
         self._watches: list[tuple[Condition, Ticket]] = []
         self._passage = Passage()
         self._lookout = Lookout(
             self._settings.stall_warning, min(self._settings.lease, self._settings.connect_timeout)
         )
+        self._outgoing: deque[SendPush] = deque()
         self._started_at = time.monotonic()
         self._next_look = 0.0
 
@@ -94,6 +99,10 @@ class Comm(threading.Thread):
         """Hand an operation to the core; its handle is settled whatever happens to this thread."""
         self._handles.add(op.handle)
         self.post(lambda now: self._submit(op, now))
+
+    def transports(self) -> dict[int, str]:
+        """How payloads travel, by server."""
+        return self._servers.transports()
 
     def settle(self, error: GradsumError) -> None:
         """End every wait for a tensor."""
@@ -150,7 +159,8 @@ class Comm(threading.Thread):
         now = time.monotonic()
         self._flush(now)
         self._sleeping = True  # before the look into the inbox, so that no work is overlooked
-        events = dict(self._poller.poll(0 if self._inbox else self._patience(now)))
+        busy = self._inbox or self._outgoing
+        events = dict(self._poller.poll(0 if busy else self._patience(now)))
         self._sleeping = False
         now = time.monotonic()
         if self._wake in events:
@@ -159,13 +169,22 @@ class Comm(threading.Thread):
             self._inbox.popleft()(now)
         if self._coordinator in events:
             self._hear_coordinator(now)
-        for connection in list(self._connections.values()):
+        for connection in self._servers:
             if connection.control in events:
                 self._hear(connection, now)
             if connection.data in events:
                 self._receive(connection, now)
+        self._send_pushes(now)
         self._tick(now)
         self._check_watches()
+
+    def _send_pushes(self, now: float) -> None:
+        """Pushes leave for a while; copying them into shared memory takes time, and a sum that is
+        there meanwhile lets the others go on."""
+        while self._outgoing:
+            self._servers.send(self._outgoing.popleft())
+            if time.monotonic() - now > TURN:
+                return
 
     def _check_watches(self) -> None:
         core = self.core
@@ -206,13 +225,12 @@ class Comm(threading.Thread):
         if core is None or core.plan is None:
             return
         for server, records in core.drain(now).items():
-            connection = self._connections[server]
-            connection.tell(
-                peer.Envelope(
-                    PROTOCOL, core.plan.job, core.plan.epoch, core.rank, core.incarnation,
-                    connection.info.incarnation, connection.generation, tuple(records),
-                )
+            envelope = peer.Envelope(
+                PROTOCOL, core.plan.job, core.plan.epoch, core.rank, core.incarnation,
+                self._servers.incarnation(server), self._servers.generation(server),
+                tuple(records),
             )  # fmt: skip
+            self._servers.tell(server, envelope)
 
     # -- servers ------------------------------------------------------------------------------
 
@@ -226,11 +244,12 @@ class Comm(threading.Thread):
             )  # fmt: skip
 
     def _receive(self, connection: Connection, now: float) -> None:
-        for _ in range(BATCH):
-            received = connection.receive()
+        server = connection.info.number
+        for received in self._servers.receive(connection):
             if received is None:
-                return
-            self.feed(protocol.SumFrame(connection.info.number, *received), now)
+                self._reconnect(server, now, remote=True)
+            else:
+                self.feed(protocol.SumFrame(server, *received), now)
 
     def feed(self, event: Any, now: float) -> None:
         """Give the core an event and carry out its actions."""
@@ -242,7 +261,7 @@ class Comm(threading.Thread):
     def _carry_out(self, action: protocol.Action, now: float) -> None:
         match action:
             case protocol.SendPush():
-                self._connections[action.server].send(action.header, action.payload)
+                self._outgoing.append(action)
             case protocol.Deliver():
                 action.sink.write(
                     action.offset, action.payload, action.members, action.exponent
@@ -254,7 +273,9 @@ class Comm(threading.Thread):
             case protocol.SendAttach():
                 self._attach(action.server)
             case protocol.Reconnect():
-                self._reconnect(self._connections[action.server], now)
+                self._reconnect(action.server, now, remote=action.remote)
+            case protocol.Linked():
+                self._servers.linked(action.server, action.local)
             case protocol.FetchPlan():
                 self._membership.fetch(action.start, now)
 
@@ -262,22 +283,16 @@ class Comm(threading.Thread):
         core, welcome = self.core, self._membership.welcome
         if core is None or core.plan is None or welcome is None:
             return
-        connection = self._connections[server]
-        connection.send(
-            data.attach(
-                core.plan.job, core.plan.epoch, core.rank, core.incarnation,
-                connection.generation, welcome.token,
-            ), None,
+        header = data.attach(
+            core.plan.job, core.plan.epoch, core.rank, core.incarnation,
+            self._servers.generation(server), welcome.token,
         )  # fmt: skip
+        self._servers.attach(server, header)
 
-    def _reconnect(self, connection: Connection, now: float) -> None:
-        if connection.data is not None:
-            self._poller.unregister(connection.data)
-            self._poller.unregister(connection.control)
-        generation = connection.renew()
-        self._poller.register(connection.data, zmq.POLLIN)
-        self._poller.register(connection.control, zmq.POLLIN)
-        self.feed(protocol.Connected(connection.info.number, generation), now)
+    def _reconnect(self, server: int, now: float, *, remote: bool = False) -> None:
+        generation, local = self._servers.renew(server, remote=remote)
+        self._outgoing = deque(push for push in self._outgoing if push.server != server)
+        self.feed(protocol.Connected(server, generation, local), now)
 
     # -- the coordinator ----------------------------------------------------------------------
 
@@ -336,22 +351,23 @@ class Comm(threading.Thread):
             welcome = self._membership.welcome
             if welcome is None:
                 raise ProtocolError("the coordinator sent a plan without a welcome")
+            home, probe = self._memory.offer()
             self.core = Core(
                 welcome.rank, welcome.incarnation, welcome.token,
-                window=self._settings.credit_bytes, heartbeat=self._settings.heartbeat,
+                bounds=Bounds(self._settings.credit_bytes), heartbeat=self._settings.heartbeat,
+                home=home, probe=probe, allocate=self._memory.allocate,
             )  # fmt: skip
         return self.core
 
     def _adopt(self, item: news.PlanNews, now: float) -> None:
         core = self._core()
         known = core.plan
+        if known is None or item.message.epoch > known.epoch:
+            self._outgoing.clear()  # what is open is pushed again under the new plan
         self.feed(protocol.Adopt(Plan.of(item.message)), now)
         if known is None or item.message.epoch > known.epoch:
-            for info in item.message.servers:
-                if info.number not in self._connections:
-                    connection = Connection(self._context, info, self._settings.suspect)
-                    self._connections[info.number] = connection
-                    self._reconnect(connection, now)
+            for server in self._servers.missing(item.message.servers):
+                self._reconnect(server, now)
             self._session.ready(item.message)
         if item.fence and item.fence >= self._session.fence_number():
             self._passage.reset()
@@ -381,8 +397,8 @@ class Comm(threading.Thread):
             except (zmq.ZMQError, KeyError):
                 log.debug("the last messages could not be sent")
             self._coordinator.close(0 if self._membership.unreachable else LINGER)
-        for connection in self._connections.values():
-            connection.close()
+        self._servers.close()
+        self._memory.close()
         self._context.term()
         with self._wake_lock:  # from here on the number may be another file's
             wake, self._wake = self._wake, -1

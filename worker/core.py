@@ -26,6 +26,7 @@ from gradsum.worker.events import (
     FailTensor,
     FetchPlan,
     Join,
+    Linked,
     Pause,
     Reconnect,
     Records,
@@ -44,7 +45,7 @@ from gradsum.worker.transfers import PULL_FIRST, Transfers
 __all__ = [
     "Action", "Adopt", "Complete", "Connected", "Core", "Deliver", "Departed", "Extend", "Fail",
     "FailTensor", "FetchPlan", "Join", "Pause", "Reconnect", "Records", "Resume", "SendAttach",
-    "SendPush", "Settle", "Submit", "SumFrame", "Tick",
+    "SendPush", "Settle", "Linked", "Submit", "SumFrame", "Tick",
 ]  # fmt: skip
 
 ACK_FIRST: Final = 0.1
@@ -153,6 +154,7 @@ class Core(Transfers):
         round_.payloads.append(event.payload)
         flight.phase = Phase.DONE
         flight.due = float("inf")
+        flight.kept = None
         round_.left -= 1
         if round_.left == 0:
             self._finish(round_, now)
@@ -202,12 +204,19 @@ class Core(Transfers):
         for record in event.records:
             match record:
                 case peer.Attached():
-                    self.links.attached(server, record.generation)
+                    if self.links.attached(server, record.generation):
+                        self._actions.append(Linked(server, record.local))
+                case peer.Unmapped():
+                    if self.links.strange(server):
+                        self._actions.append(Reconnect(server, remote=True))
                 case peer.Stranger():
                     if self.links.strange(server):
                         self._actions.append(Reconnect(server))
                 case peer.Credit():
+                    seen = self._queue.seen(server)
                     self._queue.grant(server, *record)
+                    arrived = self._queue.seen(server) - seen
+                    self.uplink.arrived(arrived, self._queue.under_way, now)
                 case peer.StandingSeen():
                     self.links.standing_seen(server)
                 case peer.Ping():
@@ -310,6 +319,7 @@ class Core(Transfers):
             return
         flight.phase = Phase.DONE
         flight.due = float("inf")
+        flight.kept = None
         round_.left -= 1
         self._written(round_)
         if round_.left == 0:
@@ -347,7 +357,9 @@ class Core(Transfers):
 
     def _connected(self, event: Connected, now: float) -> None:
         """A new connection: what was in flight on the old one is lost (F1)."""
-        for flight in self.links.connected(event.server, event.generation, now):
+        for flight in self.links.connected(
+            event.server, event.generation, event.local, now
+        ):
             if flight.phase is Phase.SENT and self._current(flight):
                 self._enqueue(flight)
         self._queue.open(event.server, event.generation, 0)

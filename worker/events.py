@@ -9,7 +9,7 @@ from gradsum.errors import GradsumError
 from gradsum.proto.data import Header
 from gradsum.scheduler.plan import Plan
 from gradsum.scheduler.table import TensorSpec
-from gradsum.worker.rounds import Op, Sink
+from gradsum.worker.rounds import Flight, Op, Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class Connected:
 
     server: int
     generation: int
+    local: bool
+    """Whether shared memory is offered to the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +105,15 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class SendPush:
-    """Action: a PUSH or ABSENT leaves; payload None is header-only."""
+    """Action: a PUSH or ABSENT leaves; payload None is header-only.
+
+    What the shell needs to keep until the sum is in, it keeps in ``flight.kept``.
+    """
 
     server: int
     header: Header
     payload: memoryview | None
+    flight: Flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +122,14 @@ class SendAttach:
 
     server: int
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """Action: the connection works; ``local``: pushes may be placed in shared memory."""
+
+    server: int
+    local: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +160,13 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """Action: close the sockets of a server and open new ones (F6)."""
+    """Action: close the sockets of a server and open new ones (F6).
+
+    ``remote``: the server cannot read our shared memory, never offer it again.
+    """
 
     server: int
+    remote: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,4 +176,4 @@ class FetchPlan:
     start: int
 
 
-Action = SendPush | SendAttach | Deliver | Complete | Fail | Reconnect | FetchPlan
+Action = SendPush | SendAttach | Linked | Deliver | Complete | Fail | Reconnect | FetchPlan

@@ -38,6 +38,20 @@ class Session(Protocol):
     settings: Settings
     closed: bool
 
+    @property
+    def pack_bytes(self) -> int:
+        """Tensors below this size may share a buffer; the same on all ranks."""
+
+    @property
+    def sharing(self) -> bool:
+        """Whether servers of this host read this process's memory."""
+
+    def buffer(self, nbytes: int) -> memoryview:
+        """Writable memory for what is pushed, shared with servers of this host if any."""
+
+    def transports(self) -> dict[int, str]:
+        """How payloads travel, by server: "shm" or "tcp"."""
+
     def register(self, specs: Sequence[TensorSpec], group: str = "") -> list[int]:
         """Keys of the names (I1). The names of a non-empty group are compared between ranks."""
 

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from gradsum.proto import peer
-from gradsum.scheduler.credit import Inflow
+from gradsum.scheduler.credit import Bounds, Inflow
 from gradsum.scheduler.plan import Plan
+from gradsum.scheduler.uplink import START
 from gradsum.worker.rounds import Flight, RoundTrip
 
 BATCH: Final = 4096
@@ -28,10 +29,11 @@ REORDER: Final = 3
 class Link:
     """One server."""
 
-    __slots__ = ("attached", "flights", "generation", "heard", "inflow", "next_ping", "outbox",
-                 "rtt", "standing", "strange", "times")  # fmt: skip
+    __slots__ = ("attach", "attached", "flights", "generation", "heard", "inflow", "next_ping",
+                 "outbox", "rtt", "standing", "strange", "times")  # fmt: skip
 
     def __init__(self, now: float) -> None:
+        self.attach = peer.Attach(b"", "", b"")
         self.generation = 0
         self.attached = False
         self.strange = False
@@ -48,11 +50,13 @@ class Link:
 class Links:
     """All servers of the plan, by their place in it."""
 
-    __slots__ = ("_heartbeat", "_joined", "_links", "_more", "_token", "_window", "plan")
+    __slots__ = ("_attach", "_bounds", "_heartbeat", "_joined", "_links", "_more", "_window",
+                 "plan")  # fmt: skip
 
-    def __init__(self, token: bytes, window: int, heartbeat: float) -> None:
-        self._token = token
-        self._window = window
+    def __init__(self, attach: peer.Attach, bounds: Bounds, heartbeat: float) -> None:
+        self._attach = attach
+        self._bounds = bounds
+        self._window = bounds.window(START)
         self._heartbeat = heartbeat
         self._links: dict[int, Link] = {}
         self._joined = False
@@ -62,13 +66,15 @@ class Links:
     def adopt(self, plan: Plan, now: float) -> None:
         """A new plan: pushes in flight of the old one are void; connections stay."""
         self.plan = plan
+        self._window = self._bounds.window(plan.message.slice_bytes)
         for server in range(len(plan.servers)):
             self._links.setdefault(server, Link(now))
         for link in self._links.values():
+            link.inflow.window = self._window
             link.flights.clear()
             link.standing = False
 
-    def connected(self, server: int, generation: int, now: float) -> list[Flight]:
+    def connected(self, server: int, generation: int, local: bool, now: float) -> list[Flight]:
         """Sockets exist; returns the flights that the old connection has lost."""
         link = self._links.setdefault(server, Link(now))
         lost = list(link.flights.values())
@@ -81,18 +87,21 @@ class Links:
         link.heard = now
         link.next_ping = now + self._heartbeat
         link.inflow = Inflow(generation, self._window)
-        link.outbox = [peer.Attach(self._token), peer.Credit(*link.inflow.grant())]
+        link.attach = self._attach if local else peer.Attach(self._attach.token, "", b"")
+        link.outbox = [link.attach, peer.Credit(*link.inflow.grant())]
         return lost
 
     def generation(self, server: int) -> int:
         """Our current connection generation to a server."""
         return self._links[server].generation
 
-    def attached(self, server: int, generation: int) -> None:
-        """The server has bound our connections; news of an older generation says nothing."""
+    def attached(self, server: int, generation: int) -> bool:
+        """The server has bound our connections; False if it is no news, or of an older one."""
         link = self._links[server]
-        if generation == link.generation:
-            link.attached = True
+        if generation != link.generation or link.attached:
+            return False
+        link.attached = True
+        return True
 
     def strange(self, server: int) -> bool:
         """The server does not know us; True when that asks for a new connection."""
@@ -211,7 +220,7 @@ class Links:
     def _beat(self, link: Link, now: float) -> None:
         link.next_ping = now + self._heartbeat
         if not link.attached:
-            link.outbox.insert(0, peer.Attach(self._token))  # first: it binds the connection
+            link.outbox.insert(0, link.attach)  # first: it binds the connection
         link.inflow.told = link.inflow.grant()
         link.outbox += [peer.Ping(), peer.Credit(*link.inflow.told)]
         if self._joined and not link.standing:

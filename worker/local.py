@@ -56,6 +56,17 @@ class LocalSession:
         self._since = time.monotonic()
         self._process = os.getpid()
 
+    pack_bytes = 0
+    sharing = False
+
+    def buffer(self, nbytes: int) -> memoryview:
+        """Plain memory."""
+        return memoryview(bytearray(nbytes))
+
+    def transports(self) -> dict[int, str]:
+        """There is no server."""
+        return {}
+
     def register(self, specs: Sequence[TensorSpec], group: str = "") -> list[int]:
         """Keys of the names; MismatchError for a name with another spec."""
         self.check()

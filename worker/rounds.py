@@ -14,6 +14,14 @@ from typing import Any, Final, NamedTuple, Protocol
 from gradsum.errors import GradsumError
 from gradsum.scheduler.slicing import Slice, Unit
 
+Allocate = Callable[[int], memoryview]
+"""Writable memory of so many bytes."""
+
+
+def private(nbytes: int) -> memoryview:
+    """Memory that only this process sees."""
+    return memoryview(bytearray(nbytes))
+
 
 class Outcome(NamedTuple):
     """How a round ended: whether anybody pushed (V5), and the divisor."""
@@ -71,7 +79,7 @@ class Phase(enum.IntEnum):
 class Flight:
     """One slice of the open round."""
 
-    __slots__ = ("due", "phase", "round", "rto", "sent", "seq", "slice", "stable")
+    __slots__ = ("due", "kept", "phase", "round", "rto", "sent", "seq", "slice", "stable")
 
     def __init__(self, round_: UnitRound, slice_: Slice) -> None:
         self.round = round_
@@ -82,6 +90,7 @@ class Flight:
         self.sent = 0.0
         self.seq = 0
         self.stable = False
+        self.kept: Any = None
 
 
 class UnitRound:
@@ -113,7 +122,7 @@ class UnitRound:
         """Nobody can ask for the retained sum again."""
         self.payloads.clear()
 
-    def pack(self) -> None:
+    def pack(self, allocate: Allocate) -> None:
         """Collect the members' bytes: one tensor as it lies, several in the stream's buffer."""
         unit = self.stream.unit
         if not unit.packed:
@@ -121,7 +130,7 @@ class UnitRound:
             return
         bits = 0
         if any(op.source is not None for op in self.ops):
-            buffer = self.stream.buffer()
+            buffer = self.stream.buffer(allocate)
             for index, (member, op) in enumerate(zip(unit.members, self.ops, strict=True)):
                 piece = buffer[member.offset : member.offset + member.length]
                 if op.source is None:
@@ -158,10 +167,10 @@ class Stream:
         self._given = 0
         return all(given(member.key) for member in members)
 
-    def buffer(self) -> memoryview:
-        """The unit's own memory, reused each round: the previous push has arrived by then."""
+    def buffer(self, allocate: Allocate) -> memoryview:
+        """The unit's own memory, reused each round: the previous sum is in by then."""
         if self._buffer is None:
-            self._buffer = memoryview(bytearray(self.unit.nbytes))
+            self._buffer = allocate(self.unit.nbytes)
         return self._buffer
 
 

@@ -21,6 +21,7 @@ from gradsum.proto.address import parse_address
 from gradsum.proto.codec import pack, unpack
 from gradsum.proto.limits import MAX_GATHER, PROTOCOL
 from gradsum.proto.transport.memory import keep_freed_memory
+from gradsum.proto.transport.shared import SharedMemory
 from gradsum.scheduler.policy import SUM, require_built
 from gradsum.scheduler.table import NAME_HINT, TensorSpec, name_error
 from gradsum.worker import core as protocol
@@ -50,6 +51,7 @@ class Session:
         self.local_size = settings.local_size
         self.closed = False
         self.joined = False
+        self.pack_bytes = 0
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._gate = Gate()
@@ -70,9 +72,11 @@ class Session:
                 hint="set GRADSUM_COORDINATOR=HOST:PORT, or start with: gradsum launch",
             )
         address = parse_address(settings.coordinator, "coordinator")
+        self.memory = SharedMemory(settings.transport != "tcp")
         hello = control.Hello(
             PROTOCOL, "worker", settings.job, settings.rank, settings.world_size,
             socket.gethostname(), self._pid, settings.restart_count, "", "", b"",
+            self.memory.home,
         )  # fmt: skip
         self._membership = Membership(hello, str(address), settings.connect_timeout)
         self._comm = Comm(self, self._membership, address)
@@ -224,8 +228,24 @@ class Session:
         return int(time.time() * 1000), rate
 
     def info(self) -> dict[str, Any]:
-        """Counters for status."""
-        return dict(self._comm.core.counters) if self._comm.core else {}
+        """Counters for status, and how payloads travel."""
+        counters: dict[str, Any] = dict(self._comm.core.counters) if self._comm.core else {}
+        links = {str(server): how for server, how in self.transports().items()}
+        uplink = self._comm.core.uplink.rate if self._comm.core else 0.0
+        return counters | {"links": links, "uplink": uplink}
+
+    @property
+    def sharing(self) -> bool:
+        """Whether servers of this host read this process's memory."""
+        return self.memory.active
+
+    def buffer(self, nbytes: int) -> memoryview:
+        """Writable memory for what is pushed, shared with servers of this host if any."""
+        return self.memory.allocate(nbytes)
+
+    def transports(self) -> dict[int, str]:
+        """How payloads travel, by server: "shm" or "tcp"."""
+        return self._comm.transports()
 
     # -- ends ---------------------------------------------------------------------------------
 
@@ -340,6 +360,8 @@ class Session:
         welcome = self._membership.welcome
         if welcome is not None:
             self.rank, self.size = welcome.rank, welcome.world
+        if not self._ready.is_set():
+            self.pack_bytes = plan.pack_bytes
         self._ready.set()
 
     def hear(self, text: str) -> None:

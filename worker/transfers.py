@@ -15,22 +15,25 @@ from gradsum.proto import data, peer
 from gradsum.proto.data import Header
 from gradsum.proto.dtypes import CODES
 from gradsum.proto.limits import PROTOCOL
-from gradsum.scheduler.credit import FRAME_COST
+from gradsum.scheduler.credit import FRAME_COST, Bounds
 from gradsum.scheduler.plan import Plan
 from gradsum.scheduler.policy import SUM
 from gradsum.scheduler.queue import Departure, TransferQueue
 from gradsum.scheduler.slicing import Layout
 from gradsum.scheduler.table import Table
+from gradsum.scheduler.uplink import Uplink
 from gradsum.worker.events import Action, Complete, Fail, SendPush
 from gradsum.worker.links import Links
 from gradsum.worker.rounds import (
     RTO_CEILING,
     RTO_FLOOR,
+    Allocate,
     Flight,
     Op,
     Phase,
     Stream,
     UnitRound,
+    private,
 )
 from gradsum.worker.timers import Timers
 
@@ -42,16 +45,20 @@ class Transfers:
     """What this rank has handed over, and how far it is."""
 
     def __init__(
-        self, rank: int, incarnation: int, token: bytes, *, window: int, heartbeat: float
-    ) -> None:
-        """window: bytes that each server may have on its way to us; heartbeat: seconds."""
+        self, rank: int, incarnation: int, token: bytes, *, bounds: Bounds, heartbeat: float,
+        home: str = "", probe: bytes = b"", allocate: Allocate = private,
+    ) -> None:  # fmt: skip
+        """bounds: what each server may have on its way to us; heartbeat: seconds;
+        home, probe: what Attach says of our shared memory; allocate: memory of packed buffers."""
         self.rank = rank
         self.incarnation = incarnation
         self.table = Table()
         self.plan: Plan | None = None
         self.counters = {"pushed": 0, "pulled": 0, "pushes": 0, "resends": 0, "pulls": 0,
                          "ignored": 0}  # fmt: skip
-        self.links = Links(token, window, heartbeat)
+        self.links = Links(peer.Attach(token, home, probe), bounds, heartbeat)
+        self.uplink = Uplink()
+        self._allocate = allocate
         self._layout: Layout | None = None
         self._queue: TransferQueue[Flight] = TransferQueue(self._waits)
         self._streams: dict[int, Stream] = {}
@@ -145,7 +152,7 @@ class Transfers:
         round_ = UnitRound(stream, version, tuple(ops), writes)
         stream.round = round_
         if writes:
-            round_.pack()
+            round_.pack(self._allocate)
         for flight in round_.flights:
             if writes:
                 self._enqueue(flight)
@@ -202,10 +209,11 @@ class Transfers:
         flight.sent = now
         flight.seq = departure.seq
         self.links.sent(slice_.server, departure.seq, flight, now)
+        self.uplink.departed(now)
         self._timers.arm(flight, now, max(self.links.timeout(slice_.server), flight.rto))
         self.counters["pushes"] += 1
         self.counters["pushed"] += length
-        self._actions.append(SendPush(slice_.server, header, payload))
+        self._actions.append(SendPush(slice_.server, header, payload, flight))
 
     # -- timers -------------------------------------------------------------------------------
 

@@ -18,12 +18,12 @@ DEFAULT_PORT = 7700
 
 _LOGGING = ("log_level", "log_format")
 _LIVENESS = ("heartbeat", "suspect", "lease")
-_FLOW = ("slice_bytes", "credit_bytes", "skew_bytes", "pack_bytes", "park_bytes")
+_FLOW = ("transport", "slice_bytes", "credit_bytes", "skew_bytes", "pack_bytes", "park_bytes")
 _LIMITS = ("max_tensors", "max_job_bytes")
 _DAEMON = ("insecure", "deterministic", *_FLOW, *_LIMITS, *_LIVENESS, "start_timeout",
            "connect_timeout", "shutdown_timeout", *_LOGGING)  # fmt: skip
-_WORKER = ("deterministic", "nan_guard", *_FLOW, *_LIMITS, *_LIVENESS, "start_timeout",
-           "connect_timeout", "stall_warning", "stall_timeout", "request_timeout",
+_WORKER = ("deterministic", "nan_guard", "share_gradients", *_FLOW, *_LIMITS, *_LIVENESS,
+           "start_timeout", "connect_timeout", "stall_warning", "stall_timeout", "request_timeout",
            "shutdown_timeout", *_LOGGING)  # fmt: skip
 
 

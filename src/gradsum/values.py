@@ -56,6 +56,15 @@ def size(low: int) -> Kind:
     return Kind("SIZE", allowed + " (units are powers of 1024)", _between(low, _integer))
 
 
+def automatic(kind: Kind) -> Kind:
+    """The same, or "auto", which is read as None."""
+
+    def read(raw: Any) -> Any:
+        return None if isinstance(raw, str) and raw.lower() == "auto" else kind.read(raw)
+
+    return Kind(kind.metavar, f"auto, or {kind.allowed}", read)
+
+
 def count(low: int) -> Kind:
     """A whole number, at least ``low``; no units."""
 

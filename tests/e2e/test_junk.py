@@ -166,7 +166,8 @@ def originals(job: list[Plain]) -> list[bytes]:
     place = (core.plan.job, core.plan.epoch)
     header = data.attach(*place, 0, core.incarnation, 1, b"guess")
     envelope = peer.Envelope(
-        PROTOCOL, *place, 0, core.incarnation, 1, 1, (peer.Attach(b"guess"), peer.Ack(0, 0, 1))
+        PROTOCOL, *place, 0, core.incarnation, 1, 1,
+        (peer.Attach(b"guess", "", b""), peer.Ack(0, 0, 1)),
     )
     messages = (
         hello._replace(token=b"guess"), control.StatusQuery(1), control.Register(1, "", ()),
@@ -249,7 +250,7 @@ def test_another_protocol_version_is_refused_with_both_named(
 ) -> None:
     plain, server = job[0], service.servers[0]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    connection = plain.session._comm._connections[0].info
+    connection = plain.session._comm._servers._connections[0].info
     header = data.attach("default", 1, 0, 1, 1, b"t")._replace(protocol=PROTOCOL + 6)
     envelope = peer.Envelope(PROTOCOL + 7, "default", 1, 0, 1, 1, 1, ())
     try:

@@ -15,7 +15,8 @@ from gradsum.proto.limits import MAX_CONTROL, PROTOCOL
 from tests.proto.strategies import junk, record
 
 KINDS = [
-    peer.Attach, peer.Attached, peer.Stranger, peer.Ping, peer.Credit, peer.Pull, peer.Ack,
+    peer.Attach, peer.Attached, peer.Unmapped, peer.Stranger, peer.Ping, peer.Credit, peer.Pull,
+    peer.Ack,
     peer.Standing, peer.StandingSeen, peer.Receipt, peer.Stable, peer.Open, peer.Nack, peer.Queued,
     peer.Later, peer.Resend,
 ]  # fmt: skip

@@ -102,6 +102,26 @@ def test_f1_grants_of_another_generation_or_going_back_say_nothing() -> None:
     assert drain(one) == ["y"]
 
 
+def test_f1_a_window_may_shrink_with_progress_and_never_holds_a_sender_for_good() -> None:
+    one = queue(1_000)
+    for number in range(4):
+        one.push(0, number, 400, f"{number}")
+    assert drain(one) == ["0", "1", "2"]
+    one.grant(0, 1, 800, 900, 900)  # a smaller window: 1,200 have been sent already
+    assert drain(one) == []
+    one.grant(0, 1, 1_200, 1_201, 1_300)
+    assert drain(one) == ["3"]
+    held = queue(1_000)
+    held.grant(0, 1, 0, 100, 1_000)
+    for number in range(3):
+        held.push(0, 0, 100, f"{number}")
+    assert drain(held) == ["0"]
+    held.grant(0, 1, 0, 200, 200)  # the hold ends, in a smaller window, before anything arrived
+    assert drain(held) == ["1"]
+    held.grant(0, 1, 0, 50, 200)  # an older one
+    assert held.pop() is None
+
+
 def test_a_new_connection_starts_at_zero_and_keeps_what_waits() -> None:
     one = queue(100)
     one.push(0, 0, 100, "sent")

@@ -134,8 +134,8 @@ def test_early_frames_keep_their_place_in_the_budget_over_plans() -> None:
 def test_an_attach_that_is_repeated_does_not_start_the_credit_anew() -> None:
     server = OneServer()
     server.push(0, 1, array(1, 1, 1, 1))
-    server.step(Attached(0, 1))
-    assert server.heard(0, peer.Attached)[-1] == peer.Attached(1)
+    server.step(Attached(0, 1, False))
+    assert server.heard(0, peer.Attached)[-1] == peer.Attached(1, False)
     assert server.heard(0, peer.Credit)[-1].seen == 272
 
 

@@ -9,6 +9,7 @@ from gradsum.proto.control import PlanMessage, ServerInfo
 from gradsum.proto.data import Header
 from gradsum.proto.dtypes import CODES
 from gradsum.proto.limits import PROTOCOL
+from gradsum.scheduler.credit import Bounds
 from gradsum.scheduler.plan import Plan
 from gradsum.scheduler.policy import Policy
 from gradsum.scheduler.table import TensorSpec
@@ -24,7 +25,7 @@ SPECS = (
 
 def engine_of(ranks: int) -> Engine:
     """An engine with two tensors and all ranks attached."""
-    engine = Engine(window=WINDOW, skew=SKEW, park_bytes=1 << 20, heartbeat=1e9, adder=Adder())
+    engine = Engine(bounds=Bounds(WINDOW, SKEW), park_bytes=1 << 20, heartbeat=1e9, adder=Adder())
     members = tuple((rank, 1) for rank in range(ranks))
     plan = PlanMessage(
         "c", "job", 1, members, (ServerInfo(0, 1, "", "", 1.0),), NBYTES, 0, (), 0, 0, 0, (), False,
@@ -33,7 +34,7 @@ def engine_of(ranks: int) -> Engine:
     engine.step(Adopt(Plan.of(plan), 0), 0.0)
     engine.step(Extend(0, SPECS), 0.0)
     for rank in range(ranks):
-        engine.step(Attached(rank, 1), 0.0)
+        engine.step(Attached(rank, 1, False), 0.0)
     engine.drain(0.0)
     return engine
 

@@ -11,6 +11,7 @@ from gradsum.proto.control import PlanMessage, ServerInfo
 from gradsum.proto.data import Header
 from gradsum.proto.dtypes import CODES
 from gradsum.proto.limits import PROTOCOL
+from gradsum.scheduler.credit import Bounds
 from gradsum.scheduler.plan import Plan
 from gradsum.scheduler.policy import Policy
 from gradsum.scheduler.table import TensorSpec
@@ -65,7 +66,7 @@ class OneServer:
         self.now = 100.0
         self.workers = workers
         self.engine = serving.Engine(
-            window=window, skew=skew, park_bytes=park, heartbeat=0.5, adder=Adder()
+            bounds=Bounds(window, skew), park_bytes=park, heartbeat=0.5, adder=Adder()
         )
         self.sums: list[serving.SendSum] = []
         self.fetched = 0
@@ -93,7 +94,7 @@ class OneServer:
     def attach(self, rank: int, generation: int = 1, window: int = WINDOW) -> None:
         """A connection with credit for sums."""
         self._offsets[rank] = 0
-        self.step(serving.Attached(rank, generation))
+        self.step(serving.Attached(rank, generation, False))
         self.say(rank, peer.Credit(generation, 0, window, window))
 
     def clear(self) -> None:
@@ -144,7 +145,7 @@ class OneWorker:
     ) -> None:  # fmt: skip
         self.now = 100.0
         self.core = working.Core(
-            rank, 10 + rank, b"token%d" % rank, window=window, heartbeat=0.5
+            rank, 10 + rank, b"token%d" % rank, bounds=Bounds(window), heartbeat=0.5
         )
         self.specs = specs or (spec(),)
         self.sent: list[working.SendPush] = []
@@ -155,9 +156,9 @@ class OneWorker:
         self.step(working.Extend(0, self.specs))
         self.step(working.Adopt(plan(workers, servers, **changes)))
         for server in range(servers):
-            self.step(working.Connected(server, 1))
+            self.step(working.Connected(server, 1, False))
             self.tell(
-                server, peer.Attached(1), peer.Credit(1, 0, credit, credit)
+                server, peer.Attached(1, False), peer.Credit(1, 0, credit, credit)
             )
         self.clear()
 

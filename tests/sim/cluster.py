@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from gradsum.scheduler.credit import Bounds
 from gradsum.server.adder import Adder
 from gradsum.server.engine import Engine
 from gradsum.worker.core import Core
@@ -48,13 +49,14 @@ class Cluster:
         }  # fmt: skip
         self.servers = [
             ServerPort(
-                engine(window=job.window, skew=job.skew, park_bytes=job.park, heartbeat=HEARTBEAT,
-                       adder=Adder()), 100 + index, **common,
+                engine(bounds=Bounds(job.window, job.skew), park_bytes=job.park,
+                       heartbeat=HEARTBEAT, adder=Adder()), 100 + index, **common,
             ) for index in range(job.servers)
         ]  # fmt: skip
         self.workers = [
             WorkerPort(
-                core(rank, 10 + rank, b"token%d" % rank, window=job.window, heartbeat=HEARTBEAT),
+                core(rank, 10 + rank, b"token%d" % rank, bounds=Bounds(job.window),
+                     heartbeat=HEARTBEAT),
                 b"token%d" % rank, self.servers, **common,
             ) for rank in range(job.workers)
         ]  # fmt: skip

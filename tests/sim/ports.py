@@ -111,7 +111,7 @@ class ServerPort(Port):
         if header.kind == data.ATTACH:
             if self.engine.owns(header.rank, header.incarnation, header.mask):
                 if self.bindings.bind_data(route, header.rank, header.generation):
-                    self.step(serving.Attached(header.rank, header.generation))
+                    self.step(serving.Attached(header.rank, header.generation, False))
             return
         bound = self.bindings.data(route)
         if bound is None:
@@ -127,7 +127,7 @@ class ServerPort(Port):
             if not self.engine.owns(envelope.rank, envelope.incarnation, first.token):
                 return
             if self.bindings.bind_control(route, envelope.rank, envelope.generation):
-                self.step(serving.Attached(envelope.rank, envelope.generation))
+                self.step(serving.Attached(envelope.rank, envelope.generation, False))
         bound = self.bindings.control(route)
         if bound is None:
             self._tell(route, envelope.rank, envelope.generation, (peer.Stranger(),))
@@ -206,7 +206,7 @@ class WorkerPort(Port):
         self.generations[server] += 1
         for kind in ("data", "control"):
             self.reroute(server, kind)
-        self.step(working.Connected(server, self.generations[server]))
+        self.step(working.Connected(server, self.generations[server], False))
 
     def reroute(self, server: int, kind: str) -> None:
         """The socket connects again by itself, as ZeroMQ's do: to the server it is a stranger."""

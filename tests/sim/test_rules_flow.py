@@ -140,7 +140,7 @@ def test_f3_a_gap_in_the_receipts_resends_after_the_floor() -> None:
 
 def test_f4_attach_leads_its_envelope_whatever_else_waits() -> None:
     worker = OneWorker()
-    worker.step(working.Connected(0, 2))
+    worker.step(working.Connected(0, 2, False))
     worker.clear()
     worker.now += 1.0
     worker.core.links.tell(0, peer.Pull(0, 0, 1))
@@ -166,8 +166,8 @@ def test_f6_a_stranger_makes_a_new_connection_once_and_what_was_in_flight_goes_a
     worker.tell(0, peer.Stranger())
     worker.tell(0, peer.Stranger())
     assert [type(a) for a in worker.other] == [working.Reconnect]
-    worker.step(working.Connected(0, 2))
+    worker.step(working.Connected(0, 2, False))
     assert len(worker.sent) == 1
-    worker.tell(0, peer.Attached(2), peer.Credit(2, 0, 10_000, 10_000))
+    worker.tell(0, peer.Attached(2, False), peer.Credit(2, 0, 10_000, 10_000))
     assert [s.header.generation for s in worker.sent] == [1, 2]
     assert worker.sent[1].header.offset == 272

@@ -9,6 +9,7 @@ import pytest
 from gradsum.errors import ProtocolError
 from gradsum.proto import peer
 from gradsum.proto.data import ABSENT
+from gradsum.scheduler.credit import Bounds
 from gradsum.scheduler.policy import Policy
 from gradsum.server import engine as serving
 from gradsum.worker import core as working
@@ -29,16 +30,16 @@ def test_v2_the_next_version_waits_until_the_sum_is_in() -> None:
 
 
 def test_v2_operations_may_be_at_hand_before_plan_table_and_connections() -> None:
-    core = working.Core(0, 10, b"t", window=1000, heartbeat=0.5)
+    core = working.Core(0, 10, b"t", bounds=Bounds(1000), heartbeat=0.5)
     worker = OneWorker.__new__(OneWorker)
     worker.__dict__.update(now=1.0, core=core, sent=[], done=[], failed=[], other=[], said={0: []})
     op = working.Submit(OneWorker().submit(1, array(1, 1, 1, 1)))
     worker.step(op)
     worker.step(working.Extend(0, (spec(),)))
     worker.step(working.Adopt(plan()))
-    worker.step(working.Connected(0, 1))
+    worker.step(working.Connected(0, 1, False))
     assert not worker.sent
-    worker.tell(0, peer.Attached(1), peer.Credit(1, 0, 1000, 1000))
+    worker.tell(0, peer.Attached(1, False), peer.Credit(1, 0, 1000, 1000))
     assert len(worker.sent) == 1
 
 
@@ -115,7 +116,7 @@ def test_i4_nothing_is_served_before_a_plan() -> None:
     server.step(serving.Reset())
     assert server.engine.plan is None
     assert not server.engine.owns(0, 10, b"token0")
-    server.step(serving.Attached(0, 1))
+    server.step(serving.Attached(0, 1, False))
     server.clear()
     server._offsets[0] = 0
     server.push(0, 1, array(1, 1, 1, 1), epoch=1)

@@ -151,9 +151,17 @@ class NaiveSession:
         self.closed = False
         self.handles: list[NaiveHandle] = []
         self.steps = 0
+        self.pack_bytes = cluster.settings.pack_bytes
+        self.sharing = False
         self._versions: dict[int, int] = {}
         self._turns: dict[str, int] = {}
         self._groups = 0
+
+    def buffer(self, nbytes: int) -> memoryview:
+        return memoryview(bytearray(nbytes))
+
+    def transports(self) -> dict[int, str]:
+        return {}
 
     def register(self, specs: Sequence[TensorSpec], group: str = "") -> list[int]:
         cluster = self.cluster

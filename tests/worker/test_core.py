@@ -255,7 +255,7 @@ def test_a_new_connection_asks_again_for_sums_that_were_on_their_way() -> None:
     worker = OneWorker()
     worker.submit(1, array(1, 1, 1, 1))
     worker.receipt(worker.sent[0])
-    worker.step(working.Connected(0, 2))
+    worker.step(working.Connected(0, 2, False))
     worker.tick(0.15)
     assert worker.heard(peer.Pull) == [peer.Pull(0, 0, 1)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradsum.proto import peer
+from gradsum.scheduler.credit import Bounds
 from gradsum.worker.links import BATCH, Links
 from gradsum.worker.rounds import Flight
 from tests.sim.build import plan
@@ -15,10 +16,10 @@ BEAT = 0.5
 
 def links(servers: int = 1, now: float = 10.0) -> Links:
     """Connected and attached at ``now``, first records already sent."""
-    result = Links(b"secret", 1_000, BEAT)
+    result = Links(peer.Attach(b"secret", "", b""), Bounds(1_000), BEAT)
     result.adopt(plan(servers=servers), now)
     for server in range(servers):
-        result.connected(server, 1, now)
+        result.connected(server, 1, False, now)
         result.attached(server, 1)
     result.drain(now)
     return result
@@ -29,20 +30,20 @@ def kinds(records: dict[int, list[Any]], server: int = 0) -> list[str]:
 
 
 def test_a_plan_may_come_before_the_sockets() -> None:
-    one = Links(b"secret", 1_000, BEAT)
+    one = Links(peer.Attach(b"secret", "", b""), Bounds(1_000), BEAT)
     one.adopt(plan(servers=2), 10.0)
     one.tell(1, peer.Pull(0, 0, 1))
     assert one.drain(99.0) == {}
     assert list(one.stale(99.0)) == []
     assert one.next_deadline() == float("inf")
-    one.connected(1, 1, 99.0)
+    one.connected(1, 1, False, 99.0)
     assert kinds(one.drain(99.0), 1) == ["Attach", "Credit"]
 
 
 def test_attach_is_repeated_with_each_heartbeat_until_attached_and_leads() -> None:
-    one = Links(b"secret", 1_000, BEAT)
-    one.connected(0, 1, 10.0)
-    assert one.drain(10.0)[0] == [peer.Attach(b"secret"), peer.Credit(1, 0, 1_000, 1_000)]
+    one = Links(peer.Attach(b"secret", "", b""), Bounds(1_000), BEAT)
+    one.connected(0, 1, False, 10.0)
+    assert one.drain(10.0)[0] == [peer.Attach(b"secret", "", b""), peer.Credit(1, 0, 1_000, 1_000)]
     assert list(one.stale(10.4)) == []
     assert one.drain(10.4) == {}
     assert list(one.stale(10.6)) == [0]
@@ -55,7 +56,7 @@ def test_attach_is_repeated_with_each_heartbeat_until_attached_and_leads() -> No
 
 def test_news_of_an_older_generation_attaches_nothing() -> None:
     one = links()
-    one.connected(0, 2, 10.0)
+    one.connected(0, 2, False, 10.0)
     one.attached(0, 1)
     assert list(one.stale(10.6)) == [0]
 
@@ -64,7 +65,7 @@ def test_a_new_connection_starts_credit_anew_and_returns_what_was_lost() -> None
     one, lost = links(), flight()
     one.arrived(0, 1, 700, 10.0)
     one.sent(0, 5, lost, 10.0)
-    assert one.connected(0, 2, 10.1) == [lost]
+    assert one.connected(0, 2, False, 10.1) == [lost]
     assert one.generation(0) == 2
     assert not one.arrived(0, 1, 900, 10.1)  # of the old connection
     assert one.arrived(0, 2, 100, 10.1)
@@ -75,7 +76,7 @@ def test_a_stranger_asks_for_one_new_connection() -> None:
     one = links()
     assert one.strange(0)
     assert not one.strange(0)
-    one.connected(0, 2, 10.0)
+    one.connected(0, 2, False, 10.0)
     assert not one.strange(0)  # not attached yet: the server cannot know us
     one.attached(0, 2)
     assert one.strange(0)
@@ -115,7 +116,7 @@ def test_silent_servers_are_named() -> None:
     one = links(servers=2)
     one.heard(0, 14.0)
     assert one.silent(14.0, 3.0) == [(1, 4.0, True)]
-    one.connected(1, 2, 14.0)
+    one.connected(1, 2, False, 14.0)
     assert one.silent(16.0, 3.0) == []
 
 
@@ -130,7 +131,7 @@ def test_e7_standing_is_repeated_until_every_server_has_seen_it() -> None:
     assert "Standing" not in kinds(again, 0) and "Standing" in kinds(again, 1)
     one.standing_seen(1)
     assert one.joined_everywhere()
-    one.connected(1, 2, 11.0)  # a new connection may lead to a server that forgot
+    one.connected(1, 2, False, 11.0)  # a new connection may lead to a server that forgot
     assert not one.joined_everywhere()
 
 

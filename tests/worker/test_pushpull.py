@@ -94,7 +94,8 @@ def test_a_list_is_summed_together_under_numbered_names() -> None:
 
     for first, second in cluster.run(work):
         assert first.item() == 0.5 and second.tolist() == [2.0, 2.0]
-    assert [spec.name for spec in cluster.table.since(0)] == ["g.0", "g.1"]
+    assert [spec.name for spec in cluster.table.since(0)] == ["g.0", "g.1", "g[float32]"]
+    assert {name for _, name, _, _ in cluster.handed} == {"g[float32]"}
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -18,6 +18,7 @@ from gradsum.worker.rounds import (
     RoundTrip,
     Stream,
     UnitRound,
+    private,
 )
 
 
@@ -38,7 +39,7 @@ def op(key: int, source: bytes | None, priority: int = 0) -> Op:
 def test_one_tensor_is_sent_from_where_it_lies() -> None:
     only = op(0, b"abcd")
     round_ = UnitRound(Stream(unit(4), 0), 1, (only,), True)
-    round_.pack()
+    round_.pack(private)
     assert round_.source is only.source
     assert round_.mask == b""
 
@@ -49,10 +50,10 @@ def test_packed_members_lie_in_order_absent_ones_as_zeros_with_a_mask(
 ) -> None:
     sizes = [3 if source is None else len(source) for source in sources]
     stream = Stream(unit(*sizes), 0)
-    stream.buffer()[:] = b"\xee" * sum(sizes)  # what an earlier round left there
+    stream.buffer(private)[:] = b"\xee" * sum(sizes)  # what an earlier round left there
     ops = tuple(op(key, source) for key, source in enumerate(sources))
     round_ = UnitRound(stream, 1, ops, True)
-    round_.pack()
+    round_.pack(private)
     assert len(round_.mask) == (len(sources) + 7) // 8
     bits = int.from_bytes(round_.mask, "little")
     assert [bool(bits >> i & 1) for i in range(len(sources))] == [s is not None for s in sources]
@@ -66,7 +67,7 @@ def test_packed_members_lie_in_order_absent_ones_as_zeros_with_a_mask(
 
 def test_a_stream_reuses_its_buffer() -> None:
     stream = Stream(unit(2, 2), 0)
-    assert stream.buffer() is stream.buffer()
+    assert stream.buffer(private) is stream.buffer(private)
 
 
 def test_a_round_is_as_urgent_as_its_most_urgent_member() -> None:
