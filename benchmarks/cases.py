@@ -1,0 +1,83 @@
+"""What is measured: one line a figure.
+
+A case says where it runs (``shm`` and ``loopback``: one host; ``links``: a lab), with how many workers
+and servers, on which bytes, and against what. ``share`` is the part of the probed link that a round
+uses, by the time that it would take at best; ``ratio`` is Gloo's time by ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measurement. Bytes are of one rank's tensors, rates of links in Mbit/s."""
+
+    name: str
+    place: str
+    workers: int
+    servers: int
+    nbytes: int
+    tensors: int = 1
+    rate: float = 0.0
+    congestion: str = "reno"
+    wire: str = "fp32"
+    form: str = "tensors"
+    gloo: bool = True
+    ddp: bool = False
+    rounds: int = 20
+    owed: Mapping[str, float] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def best(self) -> float:
+        """Seconds of a round by link rate B in bytes/s: factor of 1/B (BytePS, section 3)."""
+        n, k, wire = self.workers, self.servers, 0.5 if self.wire != "fp32" else 1.0
+        if n == 1:
+            return self.nbytes * wire
+        return wire * self.nbytes * 2 * n * (n - 1) / (n * n + k * n - 2 * k)
+
+    def with_settings(self, **settings: str) -> Case:
+        """The same under other settings, as GRADSUM_ variables."""
+        return replace(self, settings={**self.settings, **settings})
+
+
+def _links(n: int, k: int, rate: float, congestion: str, **owed: float) -> Case:
+    name = f"links-n{n}-k{k}-{rate:g}-{congestion}"
+    return Case(name, "links", n, k, 32_000_000, rate=rate, congestion=congestion, owed=owed,
+                rounds=6)  # fmt: skip
+
+
+_ALL: Final = (
+    Case("shm-100", "shm", 2, 1, 100_000_000, owed={"ratio": 2.0}),
+    Case("shm-100-gradients", "shm", 2, 1, 100_000_000, form="gradients", owed={"ratio": 3.0},
+         settings={"SHARE_GRADIENTS": "1"}),
+    Case("shm-25", "shm", 4, 2, 25_000_000, owed={"ratio": 2.0}),
+    Case("shm-small", "shm", 2, 1, 4_096_000, tensors=1000, owed={"ratio": 20.0}),
+    Case("shm-4k", "shm", 2, 1, 4096, rounds=300, owed={"ratio": 1.67}),
+    Case("tcp-100", "loopback", 2, 1, 100_000_000, ddp=True, owed={"ratio": 0.70}),
+    Case("tcp-25", "loopback", 4, 2, 25_000_000, owed={"ratio": 0.75}),
+    Case("tcp-small", "loopback", 2, 1, 4_096_000, tensors=1000, owed={"ratio": 20.0}),
+    Case("tcp-4m", "loopback", 2, 1, 4_096_000, rounds=40),
+    _links(4, 4, 200, "reno", share=0.96, ratio=1.50),
+    _links(4, 4, 500, "reno", share=0.94),
+    _links(4, 4, 200, "bbr", share=0.88),
+    _links(4, 4, 500, "bbr", share=0.86),
+    _links(4, 1, 200, "reno", ratio=1.10),
+    _links(4, 2, 200, "reno", ratio=1.22),
+    _links(4, 0, 200, "reno", ratio=0.98),
+    _links(2, 2, 200, "reno"),
+    _links(3, 3, 200, "reno"),
+    _links(5, 5, 200, "reno"),
+    _links(6, 6, 200, "reno"),
+    replace(_links(4, 4, 200, "reno"), name="links-bf16", wire="bf16", gloo=False),
+    replace(_links(4, 4, 200, "reno"), name="links-fp16", wire="fp16", gloo=False),
+    replace(_links(4, 4, 200, "reno"), name="links-deterministic", gloo=False,
+            settings={"DETERMINISTIC": "1"}),
+)  # fmt: skip
+
+CASES: Final[Mapping[str, Case]] = MappingProxyType({case.name: case for case in _ALL})
