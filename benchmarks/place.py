@@ -26,7 +26,7 @@ from benchmarks.probe import link
 
 WITHIN: Final = 900.0
 _START: Final = 30.0
-WARMUP: Final = 4
+WARMUP: Final = 6
 PORT: Final = 7700
 
 

@@ -156,7 +156,7 @@ class Job:
 
     def _reslice(self) -> None:
         """Ask for slices that fit the links, once all ranks pass fence points and have measured."""
-        if not self._config.auto_slices or self._members.together or self.fences.busy:
+        if not self._config.auto_slices or self._members.one_host or self.fences.busy:
             return
         workers = [self._members.workers[rank] for rank in self.at_work]
         rates = [worker.uplink for worker in workers]

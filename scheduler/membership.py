@@ -155,6 +155,11 @@ class Membership:
         homes = {member.hello.home for member in self.everyone()}
         return len(homes) == 1 and "" not in homes
 
+    @property
+    def one_host(self) -> bool:
+        """Whether all are on one host, so that no link is between them."""
+        return len({member.hello.host for member in self.everyone()}) == 1
+
     def rebind(self, token: bytes, peer: bytes, now: float) -> Member | None:
         """Bind the holder of a token to a new routing id: it has reconnected."""
         member = self._tokens.get(token) if token else None

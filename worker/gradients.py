@@ -215,6 +215,11 @@ class Gradients:
     def _push(self, index: int, version: int) -> None:
         tracked = self._tracked[index]
         grad = tracked.dense_grad()
+        session = self._session
+        if session.sharing and session.settings.share_gradients and (
+            tracked.spec.nbytes >= session.pack_bytes  # smaller ones are packed, a copy anyway
+        ):
+            grad = tracked.shared_grad(session.buffer)
         sink = TensorSink(grad, tracked.spec.wire, average=True)
         watch = Watch(grad)
         source = source_bytes(grad, tracked.spec)

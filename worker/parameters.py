@@ -17,7 +17,7 @@ from gradsum.errors import NonFinite, UsageError
 from gradsum.scheduler.table import TensorSpec
 from gradsum.worker.face import Handle
 from gradsum.worker.sinks import TensorSink
-from gradsum.worker.tensors import Watch
+from gradsum.worker.tensors import Watch, in_place
 
 _log = logging.getLogger("gradsum.worker")
 
@@ -30,6 +30,7 @@ class Tracked:
         self.spec = spec
         self.key = key
         self._hooks: list[Any] = []
+        self._shared: torch.Tensor | None = None
         self._seen: weakref.ref[torch.Tensor] | None = None
         self._version = -1
         self._noticed = False
@@ -86,6 +87,20 @@ class Tracked:
             grad = grad.to_dense()
             self.parameter.grad = grad
         return grad
+
+    def shared_grad(self, allocate: Callable[[int], memoryview]) -> torch.Tensor:
+        """The gradient in memory that servers of this host read; it takes the place of one that
+        lies elsewhere, and stays as long as the user keeps it between steps."""
+        grad = self.dense_grad()
+        if grad is self._shared or not in_place(grad.data) or self.spec.wire != self.spec.dtype:
+            return grad
+        if self._shared is None:
+            memory = allocate(self.spec.nbytes)
+            self._shared = torch.frombuffer(memory, dtype=grad.dtype).view(grad.shape)
+        with torch.no_grad():
+            self._shared.copy_(grad)
+        self.parameter.grad = self._shared
+        return self._shared
 
     def require_finite(self, rank: int) -> None:
         """NonFinite if the gradient holds an infinity or a NaN."""

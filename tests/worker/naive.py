@@ -153,12 +153,14 @@ class NaiveSession:
         self.steps = 0
         self.pack_bytes = cluster.settings.pack_bytes
         self.sharing = False
+        self.taken: list[memoryview] = []
         self._versions: dict[int, int] = {}
         self._turns: dict[str, int] = {}
         self._groups = 0
 
     def buffer(self, nbytes: int) -> memoryview:
-        return memoryview(bytearray(nbytes))
+        self.taken.append(memoryview(bytearray(nbytes)))
+        return self.taken[-1]
 
     def transports(self) -> dict[int, str]:
         return {}

@@ -283,3 +283,30 @@ def test_a_fused_optimizer_with_a_scaler_steps_on_the_mean() -> None:
 
     for first, second in NaiveCluster(2).run(work):
         assert first == 1.0 and second == pytest.approx(0.7)
+
+
+@both
+@pytest.mark.parametrize("to_none", [False, True])
+def test_shared_gradients_live_in_shared_memory_and_train_alike(late: bool, to_none: bool) -> None:
+    def run(share: bool) -> list[list[torch.Tensor]]:
+        def work(client: Client) -> list[torch.Tensor]:
+            session: Any = client.session
+            session.sharing, session.pack_bytes = True, 16
+            model = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)))
+            optimizer = train_with(client, model, 0.1)
+            for step in range(4):
+                optimizer.zero_grad(set_to_none=to_none)
+                model(data(client.session.rank, step)).square().mean().backward()
+                optimizer.step()
+                memories = {p.grad.data_ptr() for p in model.parameters() if p.grad is not None}
+                taken = {torch.frombuffer(b, dtype=torch.uint8).data_ptr() for b in session.taken}
+                large = [p for p in model.parameters() if p.numel() * 4 >= 16]
+                assert len(memories & taken) == (len(large) if share else 0)
+                assert len(session.taken) == (len(large) if share else 0)  # none anew
+            return weights(model)
+
+        return NaiveCluster(2, late=late, share_gradients=share).run(work)
+
+    plain, shared = run(False), run(True)
+    for left, right in zip([*plain, shared[0]], [*shared, shared[1]], strict=True):
+        assert_equal(left, right)
