@@ -1,1 +1,1 @@
-"""The developers' measurements: ours against Gloo and raw probes, in one run (docs/performance.md)."""
+"""Measurements for developers: ours against Gloo and raw probes, in one run."""

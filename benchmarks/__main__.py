@@ -7,6 +7,7 @@ import json
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     running.add_argument("--all", action="store_true", help="every case")
     running.add_argument("--repeat", type=int, default=1, help="runs of each; medians are shown")
     running.add_argument("--rounds", type=int, help="timed rounds of a run")
-    running.add_argument("--set", action="append", default=[], metavar="NAME=VALUE[,VALUE...]",
-                         help="a setting, such as slice_bytes=64KiB,1MiB: one run each")  # fmt: skip
+    running.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE[,VALUE]",
+        help="a setting, such as slice_bytes=64KiB,1MiB: one run each",
+    )  # fmt: skip
     running.add_argument("--out", type=Path, metavar="FILE", help="write everything as JSON")
     running.add_argument("--json", action="store_true", help="print JSON instead of lines")
     commands.add_parser("list", help="the cases and what is owed")
@@ -51,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     found: list[dict[str, Any]] = []
     for case in chosen(args):
         if args.rounds:
-            case = _with_rounds(case, args.rounds)
+            case = replace(case, rounds=args.rounds)
         if case.place == "links":
             try:
                 require()
@@ -75,12 +78,6 @@ def run(args: argparse.Namespace) -> int:
     if not found:
         return SKIPPED
     return 0 if all(map(report.reached, found)) else 1
-
-
-def _with_rounds(case: Case, rounds: int) -> Case:
-    from dataclasses import replace
-
-    return replace(case, rounds=rounds)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -1,8 +1,8 @@
 """What is measured: one line a figure.
 
-A case says where it runs (``shm`` and ``loopback``: one host; ``links``: a lab), with how many workers
-and servers, on which bytes, and against what. ``share`` is the part of the probed link that a round
-uses, by the time that it would take at best; ``ratio`` is Gloo's time by ours.
+A case says where it runs (``shm`` and ``loopback``: one host; ``links``: a lab), with how many
+workers and servers, on which bytes, and against what. ``share`` is the part of the probed link that
+a round uses, by the time that it would take at best; ``ratio`` is Gloo's time by ours.
 """
 
 from __future__ import annotations

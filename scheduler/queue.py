@@ -9,6 +9,8 @@ by arrival (ByteScheduler section 4, generalised to many destinations). Rules:
 * A slice more urgent than everything in flight obeys only ``limit`` (F1).
 * A lane whose numbers have not moved for STALLED seconds, since frames or grants were lost, sends
   one frame beyond the grant, or it would wait for ever (F3): ``overdue``.
+* Over all lanes no more than ``bound`` bytes are under way, but each lane may always have one frame
+  under way: so an urgent slice waits for little, and lanes advance together (DESIGN 6).
 * What nobody wants any more when its turn comes is dropped and never counted.
 * Offsets count every byte handed to the connection, lost or not, and start anew with a generation.
 """
@@ -41,7 +43,7 @@ class Departure(NamedTuple, Generic[T]):
 class Lane(Generic[T]):
     """What waits for one destination, and how far the destination lets us go."""
 
-    __slots__ = ("generation", "heap", "hold", "inflight", "limit", "mark", "seen", "sent", "seq",
+    __slots__ = ("arrived", "generation", "heap", "hold", "inflight", "limit", "mark", "seen", "sent", "seq",
                  "patience", "since")  # fmt: skip
 
     def __init__(self, generation: int, window: int) -> None:
@@ -52,11 +54,12 @@ class Lane(Generic[T]):
         """Begin a new connection: nothing is in flight, the first window is free."""
         self.generation = generation
         self.sent = 0
-        self.seen = 0
+        self.seen = 0  # by grants
+        self.arrived = 0  # by grants and receipts
         self.seq = 0
         self.hold = window
         self.limit = window
-        self.inflight: deque[tuple[int, int]] = deque()
+        self.inflight: deque[tuple[int, int, int]] = deque()
         self.mark = (0, 0)
         self.since = 0.0
         self.patience = STALLED
@@ -70,13 +73,13 @@ class Lane(Generic[T]):
         if self.sent >= self.limit:
             return False
         urgency = self.heap[0][0]
-        return all(urgency < other for _, other in self.inflight)
+        return all(urgency < other for _, other, _ in self.inflight)
 
     def depart(self, priority: int, nbytes: int) -> tuple[int, int]:
         """Count a frame as sent; its end offset and sequence number."""
         self.sent += nbytes
         self.seq += 1
-        self.inflight.append((self.sent, priority))
+        self.inflight.append((self.sent, priority, self.seq))
         return self.sent, self.seq
 
     def stalled(self, now: float) -> bool:
@@ -93,13 +96,14 @@ class Lane(Generic[T]):
 class TransferQueue(Generic[T]):
     """Slices of all destinations, by urgency and credit."""
 
-    __slots__ = ("_count", "_lanes", "_wanted")
+    __slots__ = ("_count", "_lanes", "_wanted", "bound")
 
     def __init__(self, wanted: Callable[[int, T], bool]) -> None:
         """wanted(lane, item): whether an item whose turn has come is still to be sent."""
         self._wanted = wanted
         self._lanes: dict[int, Lane[T]] = {}
         self._count = 0
+        self.bound: int | None = None
 
     def open(self, lane: int, generation: int, window: int) -> None:
         """A connection to ``lane`` exists; what waits for it stays, what was in flight is gone."""
@@ -132,15 +136,25 @@ class TransferQueue(Generic[T]):
         found.limit = limit if seen > found.seen else max(limit, found.limit)
         found.seen = seen
         found.hold = min(hold, found.limit)
+        found.arrived = max(found.arrived, seen)
         while found.inflight and found.inflight[0][0] <= seen:
             found.inflight.popleft()
+
+    def received(self, lane: int, seq: int) -> None:
+        """The receiver has frame ``seq`` of this connection, and all before it."""
+        inflight = self._lanes[lane].inflight
+        while inflight and inflight[0][2] <= seq:
+            self._lanes[lane].arrived = inflight.popleft()[0]
 
     def pop(self) -> Departure[T] | None:
         """The most urgent item that may leave, or None."""
         best: tuple[int, int] | None = None
         chosen = -1
+        full = self.bound is not None and self.under_way >= self.bound
         for number, lane in self._lanes.items():
             self._tidy(number, lane)
+            if full and lane.sent > lane.arrived:
+                continue
             if lane.ready() and (best is None or lane.heap[0][:2] < best):
                 best = lane.heap[0][:2]
                 chosen = number
@@ -180,7 +194,12 @@ class TransferQueue(Generic[T]):
     @property
     def under_way(self) -> int:
         """Bytes that have left and that no receiver has reported as arrived."""
-        return sum(lane.sent - lane.seen for lane in self._lanes.values())
+        return sum(lane.sent - lane.arrived for lane in self._lanes.values())
+
+    @property
+    def arrived(self) -> int:
+        """Bytes that receivers have reported as arrived, on their present connections."""
+        return sum(lane.arrived for lane in self._lanes.values())
 
     def clear(self) -> None:
         """Forget everything that waits; connections and what is in flight stay as they are."""

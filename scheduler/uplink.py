@@ -22,6 +22,10 @@ LOCAL: Final = 16 << 20
 """Bytes of a slice: the bounds, before anything has been measured, and in shared memory, where only
 the work for each slice counts."""
 
+UNDER_WAY: Final = 0.015
+"""Seconds of the link that may be under way: what an urgent slice waits for, and how far lanes to
+different receivers may drift apart."""
+
 SPAN: Final = 0.020
 ENOUGH: Final = 512 << 10
 """Seconds and bytes of a sample, at least."""
@@ -48,7 +52,7 @@ class Uplink:
 
     def arrived(self, nbytes: int, left: int, now: float) -> None:
         """Receivers have seen ``nbytes`` more; ``left`` bytes are still under way."""
-        if self._since is None:
+        if self._since is None or nbytes <= 0:
             return
         self._arrived += nbytes
         span = now - self._since
@@ -57,6 +61,11 @@ class Uplink:
             self._since, self._arrived = now, 0
         if not left:
             self._since = None
+
+    @property
+    def bound(self) -> int | None:
+        """Bytes that may be under way over all receivers; None while nothing is known."""
+        return int(self.rate * UNDER_WAY) or None
 
     @property
     def rate(self) -> float:

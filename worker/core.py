@@ -201,7 +201,10 @@ class Core(Transfers):
     def _records(self, event: Records, now: float) -> None:
         server = event.server
         self.links.heard(server, now)
+        before = self._queue.arrived
         for record in event.records:
+            if isinstance(record, peer.Receipt):  # also when the sum has come before it
+                self._queue.received(server, record.seq)
             match record:
                 case peer.Attached():
                     if self.links.attached(server, record.generation):
@@ -213,10 +216,7 @@ class Core(Transfers):
                     if self.links.strange(server):
                         self._actions.append(Reconnect(server))
                 case peer.Credit():
-                    seen = self._queue.seen(server)
                     self._queue.grant(server, *record)
-                    arrived = self._queue.seen(server) - seen
-                    self.uplink.arrived(arrived, self._queue.under_way, now)
                 case peer.StandingSeen():
                     self.links.standing_seen(server)
                 case peer.Ping():
@@ -225,6 +225,8 @@ class Core(Transfers):
                     self._stable(server, record, now)
                 case _:
                     self._about_slice(event, record, now)
+        self.uplink.arrived(self._queue.arrived - before, self._queue.under_way, now)
+        self._queue.bound = self.uplink.bound
 
     def _about_slice(self, event: Records, record: Any, now: float) -> None:
         """Receipt, Open, Nack, Queued, Later, Resend: only from the owner in this epoch (I5)."""
