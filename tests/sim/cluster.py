@@ -17,6 +17,7 @@ from tests.sim import report
 from tests.sim.coordinator import Coordinator
 from tests.sim.network import Clock, Faults, Network
 from tests.sim.oracle import Oracle
+from tests.sim.pool import Pool
 from tests.sim.ports import ServerPort, WorkerPort
 from tests.sim.program import Rank
 from tests.sim.workload import Job
@@ -47,17 +48,19 @@ class Cluster:
             "clock": self.clock, "network": self.network, "rng": self.rng,
             "fetch": self.coordinator.fetch,
         }  # fmt: skip
+        pools = [Pool() for _ in range(job.servers)]
         self.servers = [
             ServerPort(
                 engine(bounds=Bounds(job.window, job.skew), park_bytes=job.park,
-                       heartbeat=HEARTBEAT, adder=Adder()), 100 + index, **common,
-            ) for index in range(job.servers)
+                       heartbeat=HEARTBEAT, adder=Adder(pool.take) if job.placed else Adder()),
+                100 + index, pool, **common,
+            ) for index, pool in enumerate(pools)
         ]  # fmt: skip
         self.workers = [
             WorkerPort(
                 core(rank, 10 + rank, b"token%d" % rank, bounds=Bounds(job.window),
                      heartbeat=HEARTBEAT),
-                b"token%d" % rank, self.servers, **common,
+                b"token%d" % rank, self.servers, job.placed, **common,
             ) for rank in range(job.workers)
         ]  # fmt: skip
         self.ranks = [

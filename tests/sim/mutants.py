@@ -15,9 +15,10 @@ from gradsum.proto import data, peer
 from gradsum.proto.data import Header
 from gradsum.scheduler.credit import Inflow
 from gradsum.scheduler.queue import TransferQueue
-from gradsum.server.adder import Adder
+from gradsum.server.adder import Adder, _Exact
+from gradsum.server.egress import Egress
 from gradsum.server.engine import Adopt as ServerAdopt
-from gradsum.server.engine import Engine, Frame
+from gradsum.server.engine import Engine, Frame, SendSum
 from gradsum.server.flow import Flow
 from gradsum.server.slot import Done, Parking, Round, Slot, Verdict
 from gradsum.worker.core import Core
@@ -316,6 +317,23 @@ def e7_standing_forgets_open_rounds(patch: Patch) -> None:
         self._holding.join(rank)
 
     patch.setattr(Engine, "_standing", standing)
+
+
+def s3_shared_memory_of_a_sum_returns_when_it_is_sent(patch: Patch) -> None:
+    real = Egress._send
+
+    def send(self: Egress, departure: Any, plan: Any, now: float) -> SendSum:
+        action = real(self, departure, plan, now)
+        done = departure.item[1]
+        if done.payload is not None and done.owed <= done.sent.keys():
+            done.payload = bytes(done.payload)
+        return action
+
+    patch.setattr(Egress, "_send", send)
+
+
+def s2_a_lonely_payload_stays_in_its_senders_memory(patch: Patch) -> None:
+    patch.setattr(_Exact, "finish", lambda self, members: (self._payload, 0))
 
 
 def e7_joined_ranks_leave_the_divisor(patch: Patch) -> None:

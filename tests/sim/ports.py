@@ -23,6 +23,7 @@ from gradsum.server.engine import Engine
 from gradsum.worker import core as working
 from gradsum.worker.core import Core
 from tests.sim.network import Clock, Network
+from tests.sim.pool import Pool
 
 JOB = "sim"
 Fetch = Callable[[Any, int], None]
@@ -77,8 +78,9 @@ class Port:
 class ServerPort(Port):
     """One shard's shell (mirrors server/shard.py)."""
 
-    def __init__(self, engine: Engine, incarnation: int, **common: Any) -> None:
+    def __init__(self, engine: Engine, incarnation: int, pool: Pool, **common: Any) -> None:
         super().__init__(**common)
+        self.pool = pool
         self.engine = engine
         self.incarnation = incarnation
         self.bindings = Bindings()
@@ -149,7 +151,8 @@ class ServerPort(Port):
             self._strange(action.rank)
             return
         raw, payload = encode_header(action.header), action.payload
-        self._carry("sums", target, raw, lambda: None if payload is None else bytes(payload))
+        read = (lambda: None) if payload is None else self.pool.lay(payload)
+        self._carry("sums", target, raw, read)
 
     def _carry(self, channel: str, target: bytes, raw: bytes, payload: Callable[[], Any]) -> None:
         def deliver() -> None:
@@ -180,8 +183,11 @@ class ServerPort(Port):
 class WorkerPort(Port):
     """One worker's shell (mirrors worker/comm.py)."""
 
-    def __init__(self, core: Core, token: bytes, servers: list[ServerPort], **common: Any) -> None:
+    def __init__(
+        self, core: Core, token: bytes, servers: list[ServerPort], placed: bool, **common: Any
+    ) -> None:
         super().__init__(**common)
+        self.placed = placed
         self.core = core
         self.token = token
         self.servers = servers
@@ -274,6 +280,8 @@ class WorkerPort(Port):
         raw, route = encode_header(header), self._routes[server, "data"]
         port = self.servers[server]
         copy = bytearray if self.rng.random() < 0.8 else bytes
+        if self.placed:
+            copy = memoryview.toreadonly  # the server reads what lies there whenever it adds
         self.network.carry(
             "pushes",
             lambda: port.receive(route, raw, None if payload is None else copy(payload)),

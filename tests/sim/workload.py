@@ -32,6 +32,7 @@ class Job:
     absent: set[tuple[str, int, int]] = field(default_factory=set)  # (name, rank, version)
     fences: tuple[int, ...] = ()  # before these windows
     halves: bool = False
+    placed: bool = False  # payloads stay in their sender's memory
 
     @property
     def windows(self) -> int:
@@ -61,7 +62,7 @@ def draw(seed: int, *, halves: bool = False) -> Job:
         last=tuple(
             rng.randint(1, windows) if uneven else windows for _ in range(workers)
         ),
-        halves=halves,
+        halves=halves, placed=random.Random(~seed).random() < 0.5,
     )  # fmt: skip
     _tensors(job, rng)
     _absences(job, rng)
