@@ -113,8 +113,8 @@ class Lab:
         self._shape("add", node, self.mbit)
 
     def _shape(self, verb: str, node: str, mbit: float) -> None:
-        bucket = ("root", "tbf", "rate", f"{mbit}mbit", "burst", str(burst(mbit)))
-        bucket += ("latency", f"{_QUEUE_MS}ms")
+        bucket = ["root", "tbf", "rate", f"{mbit}mbit", "burst", str(burst(mbit))]
+        bucket += ["latency", f"{_QUEUE_MS}ms"]
         run("tc", "-n", self.space(node), "qdisc", verb, "dev", "eth0", *bucket)
         run("tc", "qdisc", verb, "dev", self._outside(node), *bucket)
 

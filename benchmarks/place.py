@@ -166,7 +166,7 @@ class _Idle:
     def share(self) -> float:
         """Since the beginning."""
         now = psutil.cpu_times()
-        return (now.idle - self._before.idle) / max(sum(now) - sum(self._before), 1e-9)
+        return float((now.idle - self._before.idle) / max(sum(now) - sum(self._before), 1e-9))
 
 
 class _Servers:

@@ -168,7 +168,7 @@ def mapped() -> tuple[set[str], set[str]]:
     modules: set[str] = set()
     folder = ""
     for cells in (line.split(" | ") for line in text.splitlines() if line.startswith("| ")):
-        for cell in (cells[0].removeprefix("| "), *cells[2:3]):
+        for cell in (cells[0].removeprefix("| "), *cells[2::2]):
             if named := re.fullmatch(r"\*\*(.+)/\*\*", cell):
                 folder = named[1]
                 folders.add(folder)

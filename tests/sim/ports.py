@@ -279,7 +279,7 @@ class WorkerPort(Port):
     def _send(self, server: int, header: Header, payload: memoryview | None) -> None:
         raw, route = encode_header(header), self._routes[server, "data"]
         port = self.servers[server]
-        copy = bytearray if self.rng.random() < 0.8 else bytes
+        copy: Callable[[Any], Any] = bytearray if self.rng.random() < 0.8 else bytes
         if self.placed:
             copy = memoryview.toreadonly  # the server reads what lies there whenever it adds
         self.network.carry(
