@@ -9,8 +9,9 @@ by arrival (ByteScheduler section 4, generalised to many destinations). Rules:
 * A slice more urgent than everything in flight obeys only ``limit`` (F1).
 * A lane whose numbers have not moved for STALLED seconds, since frames or grants were lost, sends
   one frame beyond the grant, or it would wait for ever (F3): ``overdue``.
-* Over all lanes no more than ``bound`` bytes are under way, but each lane may always have one frame
-  under way: so an urgent slice waits for little, and lanes advance together (DESIGN 6).
+* Over all lanes about ``bound`` bytes are under way, so that an urgent slice waits for little
+  (DESIGN 6). Each lane has its share of them, by the bytes that it will carry, and always ``least``
+  frames: with equal parts, lanes of servers that carry less would be done long before the others.
 * What nobody wants any more when its turn comes is dropped and never counted.
 * Offsets count every byte handed to the connection, lost or not, and start anew with a generation.
 """
@@ -43,11 +44,12 @@ class Departure(NamedTuple, Generic[T]):
 class Lane(Generic[T]):
     """What waits for one destination, and how far the destination lets us go."""
 
-    __slots__ = ("arrived", "generation", "heap", "hold", "inflight", "limit", "mark", "seen", "sent", "seq",
-                 "patience", "since")  # fmt: skip
+    __slots__ = ("arrived", "generation", "heap", "hold", "inflight", "limit", "mark", "patience",
+                 "seen", "sent", "seq", "share", "since")  # fmt: skip
 
     def __init__(self, generation: int, window: int) -> None:
         self.heap: list[tuple[int, int, int, T]] = []
+        self.share = 1.0
         self.restart(generation, window)
 
     def restart(self, generation: int, window: int) -> None:
@@ -96,11 +98,13 @@ class Lane(Generic[T]):
 class TransferQueue(Generic[T]):
     """Slices of all destinations, by urgency and credit."""
 
-    __slots__ = ("_count", "_lanes", "_wanted", "bound")
+    __slots__ = ("_count", "_lanes", "_least", "_wanted", "bound")
 
-    def __init__(self, wanted: Callable[[int, T], bool]) -> None:
-        """wanted(lane, item): whether an item whose turn has come is still to be sent."""
+    def __init__(self, wanted: Callable[[int, T], bool], least: int = 1) -> None:
+        """wanted(lane, item): whether an item whose turn has come is still to be sent. least: as
+        many frames as a receiver may keep to itself before it says that it has them."""
         self._wanted = wanted
+        self._least = least
         self._lanes: dict[int, Lane[T]] = {}
         self._count = 0
         self.bound: int | None = None
@@ -116,6 +120,10 @@ class TransferQueue(Generic[T]):
     def expect(self, lane: int) -> None:
         """Items may wait for ``lane`` from now on; nothing leaves before it is open."""
         self._lanes.setdefault(lane, Lane(0, 0))
+
+    def share(self, lane: int, part: float) -> None:
+        """How much a lane carries of all bytes, relative to the others."""
+        self._lanes[lane].share = part
 
     def push(self, lane: int, priority: int, nbytes: int, item: T) -> None:
         """Queue an item of ``nbytes``; the lane must be open."""
@@ -150,15 +158,22 @@ class TransferQueue(Generic[T]):
         """The most urgent item that may leave, or None."""
         best: tuple[int, int] | None = None
         chosen = -1
-        full = self.bound is not None and self.under_way >= self.bound
+        part = self._part()
         for number, lane in self._lanes.items():
             self._tidy(number, lane)
-            if full and lane.sent > lane.arrived:
+            if len(lane.inflight) >= self._least and lane.sent - lane.arrived >= part * lane.share:
                 continue
             if lane.ready() and (best is None or lane.heap[0][:2] < best):
                 best = lane.heap[0][:2]
                 chosen = number
         return None if best is None else self._leave(chosen)
+
+    def _part(self) -> float:
+        """Bytes under way that a lane may have, for each unit of its share."""
+        if self.bound is None:
+            return float("inf")
+        busy = (lane.share for lane in self._lanes.values() if lane.heap or lane.inflight)
+        return self.bound / max(sum(busy), 1e-9)
 
     def overdue(self, now: float) -> list[Departure[T]]:
         """One item beyond the grant of each lane that has stalled; call at least each heartbeat."""

@@ -22,7 +22,7 @@ LOCAL: Final = 16 << 20
 """Bytes of a slice: the bounds, before anything has been measured, and in shared memory, where only
 the work for each slice counts."""
 
-UNDER_WAY: Final = 0.015
+UNDER_WAY: Final = 0.025
 """Seconds of the link that may be under way: what an urgent slice waits for, and how far lanes to
 different receivers may drift apart."""
 

@@ -9,9 +9,10 @@ from gradsum.proto.data import Header
 from gradsum.proto.dtypes import CODES
 from gradsum.proto.limits import PROTOCOL
 from gradsum.proto.peer import Credit
-from gradsum.scheduler.credit import FRAME_COST
+from gradsum.scheduler.credit import FRAME_COST, IN_WINDOW
 from gradsum.scheduler.plan import Plan
 from gradsum.scheduler.queue import Departure, TransferQueue
+from gradsum.scheduler.uplink import Uplink
 from gradsum.server.events import SendSum
 from gradsum.server.holding import Holding
 from gradsum.server.slot import Done, Slot
@@ -21,17 +22,21 @@ RESEND_LATEST: Final = 16.0
 """Seconds without news of the reader after which a sum that it has not seen is taken for lost (S5):
 while others arrive it is on its way. They double with each copy, the link may only be slow."""
 
+QUIET: Final = IN_WINDOW // 4
+"""Slices that a worker takes in before it says so: a quarter of its window (Inflow.news)."""
+
 Sum = tuple[Slot, Done]
 
 
 class Egress:
     """One lane per worker; a sum leaves only for ranks that are still owed it."""
 
-    __slots__ = ("_holding", "_moved", "_queue", "nbytes")
+    __slots__ = ("_holding", "_moved", "_queue", "_uplink", "nbytes")
 
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
-        self._queue: TransferQueue[Sum] = TransferQueue(self._owed)
+        self._queue: TransferQueue[Sum] = TransferQueue(self._owed, QUIET)
+        self._uplink = Uplink()
         self._moved: dict[int, float] = {}
         self.nbytes = 0
 
@@ -47,7 +52,10 @@ class Egress:
         """A worker lets us go on."""
         if rank in self._queue and credit.seen > self._queue.seen(rank):
             self._moved[rank] = now
+        before = self._queue.arrived
         self._queue.grant(rank, *credit)
+        self._uplink.arrived(self._queue.arrived - before, self._queue.under_way, now)
+        self._queue.bound = self._uplink.bound
 
     def clear(self) -> None:
         """A new plan: nothing of the old one is owed to anybody (E1)."""
@@ -93,6 +101,7 @@ class Egress:
         times = before[3] + 1 if before is not None and again else 1
         done.sent[rank] = (departure.generation, departure.offset, now, times)
         self.nbytes += done.nbytes
+        self._uplink.departed(now)
         unit = self._holding.unit(slot.key)
         mask = b""
         if unit is not None and unit.packed:

@@ -106,8 +106,9 @@ class Core(Transfers):
         self._streams.clear()
         self._timers.clear()
         self.links.adopt(event.plan, now)
-        for server in range(len(event.plan.servers)):
+        for server, info in enumerate(event.plan.servers):
             self._queue.expect(server)
+            self._queue.share(server, info.weight)
         self._queue.clear()
         self._resume(Resume(), now)
 
