@@ -20,6 +20,10 @@ AHEAD: Final = 4
 """Slices that one sender may have under way, and by which it may lead, unless settings say more."""
 
 
+NEWS: Final = 4
+"""A sender hears of arrivals when they fill this part of its window: a quarter."""
+
+
 class Bounds(NamedTuple):
     """Bytes that settings allow; None: as many slices as is usual."""
 
@@ -75,7 +79,7 @@ class Inflow:
         told = self.told
         if told is None or told.generation != grant.generation:
             return True
-        step = max(self.window // 4, 1)
+        step = max(self.window // NEWS, 1)
         return grant.limit - told.limit >= step or grant.hold - told.hold >= step or (
             grant.hold > told.hold and told.hold <= grant.seen
         )

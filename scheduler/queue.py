@@ -10,8 +10,9 @@ by arrival (ByteScheduler section 4, generalised to many destinations). Rules:
 * A lane whose numbers have not moved for STALLED seconds, since frames or grants were lost, sends
   one frame beyond the grant, or it would wait for ever (F3): ``overdue``.
 * Over all lanes about ``bound`` bytes are under way, so that an urgent slice waits for little
-  (DESIGN 6). Each lane has its share of them, by the bytes that it will carry, and always ``least``
-  frames: with equal parts, lanes of servers that carry less would be done long before the others.
+  (DESIGN 6). Each lane has its share of them, by the bytes that it will carry: with equal parts,
+  lanes of servers that carry less would be done long before the others. A lane may always have one
+  frame under way, and as much as its receiver may keep to itself before it says that it has it.
 * What nobody wants any more when its turn comes is dropped and never counted.
 * Offsets count every byte handed to the connection, lost or not, and start anew with a generation.
 """
@@ -98,13 +99,13 @@ class Lane(Generic[T]):
 class TransferQueue(Generic[T]):
     """Slices of all destinations, by urgency and credit."""
 
-    __slots__ = ("_count", "_lanes", "_least", "_wanted", "bound")
+    __slots__ = ("_count", "_lanes", "_quiet", "_wanted", "bound")
 
-    def __init__(self, wanted: Callable[[int, T], bool], least: int = 1) -> None:
-        """wanted(lane, item): whether an item whose turn has come is still to be sent. least: as
-        many frames as a receiver may keep to itself before it says that it has them."""
+    def __init__(self, wanted: Callable[[int, T], bool], quiet: int = 0) -> None:
+        """wanted(lane, item): whether an item whose turn has come is still to be sent. quiet:
+        receivers report arrivals when these fill this part of their window; 0: each frame."""
         self._wanted = wanted
-        self._least = least
+        self._quiet = quiet
         self._lanes: dict[int, Lane[T]] = {}
         self._count = 0
         self.bound: int | None = None
@@ -161,7 +162,8 @@ class TransferQueue(Generic[T]):
         part = self._part()
         for number, lane in self._lanes.items():
             self._tidy(number, lane)
-            if len(lane.inflight) >= self._least and lane.sent - lane.arrived >= part * lane.share:
+            least = (lane.limit - lane.seen) / self._quiet if self._quiet else 1
+            if lane.sent - lane.arrived >= max(least, part * lane.share):
                 continue
             if lane.ready() and (best is None or lane.heap[0][:2] < best):
                 best = lane.heap[0][:2]

@@ -9,7 +9,7 @@ from gradsum.proto.data import Header
 from gradsum.proto.dtypes import CODES
 from gradsum.proto.limits import PROTOCOL
 from gradsum.proto.peer import Credit
-from gradsum.scheduler.credit import FRAME_COST, IN_WINDOW
+from gradsum.scheduler.credit import FRAME_COST, NEWS
 from gradsum.scheduler.plan import Plan
 from gradsum.scheduler.queue import Departure, TransferQueue
 from gradsum.scheduler.uplink import Uplink
@@ -22,9 +22,6 @@ RESEND_LATEST: Final = 16.0
 """Seconds without news of the reader after which a sum that it has not seen is taken for lost (S5):
 while others arrive it is on its way. They double with each copy, the link may only be slow."""
 
-QUIET: Final = IN_WINDOW // 4
-"""Slices that a worker takes in before it says so: a quarter of its window (Inflow.news)."""
-
 Sum = tuple[Slot, Done]
 
 
@@ -35,7 +32,7 @@ class Egress:
 
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
-        self._queue: TransferQueue[Sum] = TransferQueue(self._owed, QUIET)
+        self._queue: TransferQueue[Sum] = TransferQueue(self._owed, NEWS)
         self._uplink = Uplink()
         self._moved: dict[int, float] = {}
         self.nbytes = 0
