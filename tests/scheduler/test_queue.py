@@ -11,6 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from gradsum.scheduler.credit import NEWS, Inflow
 from gradsum.scheduler.queue import PATIENCE, STALLED, TransferQueue
 
 
@@ -243,3 +244,51 @@ def test_with_credit_everything_leaves_by_urgency(pushes: list[tuple[int, int, i
     left = drain(one)
     assert left == sorted(left)
     assert len(left) == len(pushes)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 400), min_size=1, max_size=60),
+    window=st.integers(1, 3_000), bound=st.one_of(st.none(), st.integers(0, 2_000)),
+    shares=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=4),
+)  # fmt: skip
+def test_a_bound_never_stops_a_lane_whose_receiver_reports_quarters_only(
+    sizes: list[int], window: int, bound: int | None, shares: list[float]
+) -> None:
+    """What has arrived is reported when Inflow calls it news, and at no other time."""
+    one: TransferQueue[int] = TransferQueue(lambda lane, item: True, NEWS)
+    inflows = [Inflow(1, window) for _ in shares]
+    for lane, (share, inflow) in enumerate(zip(shares, inflows, strict=True)):
+        one.open(lane, 1, 0)
+        one.share(lane, share)
+        inflow.told = inflow.grant()
+        one.grant(lane, *inflow.told)
+    for number, size in enumerate(sizes):
+        one.push(number % len(shares), 0, size, number)
+    one.bound = bound
+    left = 0
+    while left < len(sizes):
+        before = left
+        while (departure := one.pop()) is not None:
+            left += 1
+            inflows[departure.lane].arrived(departure.offset, 0.0)
+        for lane, inflow in enumerate(inflows):
+            grant = inflow.grant()
+            if inflow.news(grant):
+                inflow.told = grant
+                one.grant(lane, *grant)
+        assert left > before, f"{left} of {len(sizes)} have left"
+
+
+def test_lanes_under_a_bound_carry_by_their_shares() -> None:
+    one = queue(10**9, 10**9)
+    one.bound = 1_000
+    one.share(0, 3.0)
+    one.share(1, 1.0)
+    for number in range(100):
+        one.push(number % 2, number, 100, f"{number}")
+    drain(one)
+    assert [one._lanes[lane].sent for lane in (0, 1)] == [800, 300]
+    one.received(0, 4)
+    assert one.under_way == 700
+    drain(one)
+    assert [one._lanes[lane].sent for lane in (0, 1)] == [1_200, 300]
