@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -55,7 +56,8 @@ def describe(status: Mapping[str, Any]) -> Iterator[str]:
     if members:
         yield ""
         yield from columns(
-            ("worker", "host", "pid", "state", "step", "epoch", "idle s", "heard s"),
+            ("worker", "host", "pid", "state", "step", "epoch", "idle s", "heard s", "links",
+             "uplink"),
             [_worker(member) for member in members],
         )
     if servers:
@@ -68,7 +70,17 @@ def describe(status: Mapping[str, Any]) -> Iterator[str]:
 
 def _worker(member: Mapping[str, Any]) -> Row:
     keys = ("rank", "host", "pid", "state", "step", "epoch")
-    return *(member[key] for key in keys), f"{member['idle']:.1f}", f"{member['age']:.1f}"
+    info = member.get("info") or {}
+    rate = info.get("uplink") or 0.0
+    uplink = f"{amount(rate)}/s" if rate else "-"
+    times = f"{member['idle']:.1f}", f"{member['age']:.1f}"
+    return *(member[key] for key in keys), *times, _links(info.get("links") or {}), uplink
+
+
+def _links(links: Mapping[str, str]) -> str:
+    """How payloads travel to the servers: ``shm x 2, tcp x 1``."""
+    count = Counter(links.values())
+    return ", ".join(f"{way} x {count[way]}" for way in sorted(count)) or "-"
 
 
 def _server(server: Mapping[str, Any]) -> Row:

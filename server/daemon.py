@@ -28,7 +28,7 @@ def run(settings: Settings, shards: int, once: bool, port_file: Path | None = No
         raise ConfigError("no coordinator", hint="--coordinator HOST:PORT")
     if shards > 1:
         return _supervise(shards)
-    keep_freed_memory(one_arena=True)
+    keep_freed_memory()
     shard = Shard(settings, once)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: shard.stop())

@@ -87,7 +87,7 @@ class Session:
 
         Raises Unreachable, Refused or StallTimeout, each naming the address or who is missing.
         """
-        keep_freed_memory(one_arena=True)
+        keep_freed_memory()
         session = cls(settings)
         session._comm.start()
         if not session._ready.wait(settings.start_timeout + 10.0):

@@ -16,15 +16,13 @@ _MMAP_ABOVE: Final = 32 << 20  # the most that glibc takes
 _KEEP: Final = 1 << 30
 
 
-def keep_freed_memory(*, one_arena: bool) -> bool:
-    """Raise the thresholds; one_arena: for processes that are ours alone, where the receiving and
-    the adding thread should share what is freed. False where the libc has no mallopt."""
+def keep_freed_memory() -> bool:
+    """Raise the thresholds, and let all threads share one arena: the thread that receives takes
+    what another has freed. False where the libc has no mallopt."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    options = [(_M_MMAP_THRESHOLD, _MMAP_ABOVE), (_M_TRIM_THRESHOLD, _KEEP)]
-    if one_arena:
-        options.append((_M_ARENA_MAX, 1))
+    options = [(_M_MMAP_THRESHOLD, _MMAP_ABOVE), (_M_TRIM_THRESHOLD, _KEEP), (_M_ARENA_MAX, 1)]
     taken = [bool(mallopt(*option)) for option in options]  # each of them, whatever the others say
     return all(taken)

@@ -18,7 +18,11 @@ PICTURE: dict[str, Any] = {
     "job": "digits", "workers": 2, "servers_expected": 1, "missing": "", "epoch": 1,
     "slice_bytes": 1 << 20, "tensors": 14, "bytes": 3 << 19,
     "gathers": {"barrier": [1]},
-    "members": [{**COMMON, "rank": r, "step": 30 + r, "idle": 0.0} for r in (0, 1)],
+    "members": [
+        {**COMMON, "rank": 0, "step": 30, "idle": 0.0},
+        {**COMMON, "rank": 1, "step": 31, "idle": 0.0,
+         "info": {"links": {"0": "shm", "1": "tcp", "2": "shm"}, "uplink": 23.6 * (1 << 20)}},
+    ],
     "servers": [{**COMMON, "index": 0, "address": "tcp://127.0.0.1:7701", "weight": 1.0}],
 }  # fmt: skip
 
@@ -30,7 +34,9 @@ def test_a_running_job_is_described_in_lines_and_tables() -> None:
     assert "epoch 1, 14 tensors, 1.5 MiB, slices of 1 MiB" in text
     assert "barrier waits for ranks 1" in text
     rows = [line.split() for line in text.splitlines()]
-    assert ["1", "a", "7", "here", "31", "1", "0.0", "0.2"] in rows
+    assert ["0", "a", "7", "here", "30", "1", "0.0", "0.2", "-", "-"] in rows
+    info = ["shm", "x", "2,", "tcp", "x", "1", "23.6", "MiB/s"]
+    assert ["1", "a", "7", "here", "31", "1", "0.0", "0.2", *info] in rows
     assert ["0", "a", "7", "here", "127.0.0.1:7701", "1", "1", "0.2"] in rows
 
 
