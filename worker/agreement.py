@@ -62,6 +62,7 @@ def _tensors(prefix: str, state: Any) -> list[tuple[str, torch.Tensor]]:
 def require_in_sync(client: Client, state: torch.nn.Module | Mapping[str, Any]) -> None:
     """MismatchError on every rank, naming the first tensors whose bits differ and where."""
     client.session.check()
+    client.settle()
     named = _tensors("", state)
     digests = [_digest(name, tensor) for name, tensor in named]
     total = hashlib.blake2b(b"".join(digests), digest_size=16).digest()

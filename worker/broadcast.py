@@ -31,6 +31,7 @@ def parameters(client: Client, params: Named, root: int = 0, prefix: str = "Para
     params: a state_dict, a dict, ``named_parameters()`` or a list of (name, tensor) pairs.
     """
     client.session.check()
+    client.settle()
     _require_rank(client, root)
     tensors(client, [(f"{prefix}{name}", tensor) for name, tensor in _pairs(params)], root)
 

@@ -76,6 +76,11 @@ class Client:
         """Remember a wrapped optimizer, as long as the user does."""
         self._optimizers.append(weakref.ref(optimizer))
 
+    def settle(self) -> None:
+        """Make all steps of optimizers that are due (cross-barrier)."""
+        for optimizer in self.optimizers():
+            optimizer.settle()
+
     def optimizers(self) -> list[Any]:
         """The wrapped optimizers, in the order of wrapping."""
         return [alive for ref in self._optimizers if (alive := ref()) is not None]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import atexit
 import sys
+from contextlib import suppress
 from types import TracebackType
 from typing import Final
 
 from gradsum import config, log
-from gradsum.errors import UsageError
+from gradsum.errors import GradsumError, UsageError
 from gradsum.worker.client import Client
 from gradsum.worker.face import Session
 
@@ -62,6 +63,8 @@ class Default:
         """Leave; nothing if there is nothing to leave."""
         if self.client is not None:
             client, self.client = self.client, None
+            with suppress(GradsumError):  # a failed job has told so already
+                client.settle()
             client.session.close()
 
 

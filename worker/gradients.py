@@ -24,7 +24,7 @@ from gradsum.worker.order import ForwardOrder
 from gradsum.worker.parameters import Round, Tracked
 from gradsum.worker.rounds import Sink
 from gradsum.worker.sinks import Discard, TensorSink
-from gradsum.worker.tensors import SUMMED, Watch, dtype_name, source_bytes, spec_of
+from gradsum.worker.tensors import SUMMED, dtype_name, source_bytes, spec_of
 from gradsum.worker.window import Lesson, Verdict, Window
 
 
@@ -37,12 +37,12 @@ class Gradients:
         naming: Naming,
         compressor: Compressor,
         passes: int,
-        model: torch.nn.Module | None,
+        order: ForwardOrder | None,
     ) -> None:
         self._session = client.session
         self._naming = naming
         self._compressor = compressor
-        self._order = ForwardOrder(model) if model is not None else None
+        self._order = order
         self._window = Window(passes)
         self._tracked: list[Tracked] = []
         self._index: dict[str, int] = {}
@@ -103,6 +103,14 @@ class Gradients:
 
     def guard(self, index: int) -> None:
         """Before accumulation: UsageError if the gradient is on its way already (V4)."""
+        if self._tracked[index].awaited:
+            name = self._tracked[index].spec.name
+            raise UsageError(
+                f"{name!r} was used before its last step() had been made (cross_barrier=True)",
+                tensor=name,
+                hint="call optimizer.flush() before a parameter is used outside the model's "
+                "modules, or where the first step did not use it",
+            )
         if self._window.is_sent(index):
             name = self._tracked[index].spec.name
             raise UsageError(
@@ -150,6 +158,13 @@ class Gradients:
 
     def close(self, groups: list[dict[str, Any]]) -> None:
         """End the window and wait for its sums: gradients are means over the ranks afterwards."""
+        for round_ in self.leave(groups):
+            if round_.wait():
+                round_.finish()
+        self.remember()
+
+    def leave(self, groups: list[dict[str, Any]]) -> list[Round]:
+        """End the window; its rounds, which are on their way."""
         self._session.check()
         self.adopt(groups)
         self._naming.require_current()
@@ -160,10 +175,7 @@ class Gradients:
             self._push(index, verdict.version)
         self._declare_absent(verdict, wanted=True)
         self._study(lesson)
-        for round_ in self._landed():
-            if round_.wait():
-                round_.finish()
-        self.remember()
+        return self._landed()
 
     def _complete(self) -> list[int]:
         """What is to leave at the end of the window, checked: no error comes after the first."""
@@ -182,7 +194,7 @@ class Gradients:
             self._declare_absent(self._window.close([]), wanted=False)
             self._study(lesson)
             for round_ in self._landed():
-                if round_.pushed:
+                if round_.grad is not None:
                     round_.wait()
         self._window.synchronized = False
 
@@ -221,9 +233,8 @@ class Gradients:
         ):
             grad = tracked.shared_grad(session.buffer)
         sink = TensorSink(grad, tracked.spec.wire, average=True)
-        watch = Watch(grad)
         source = source_bytes(grad, tracked.spec)
-        self._submit(index, version, source, sink, watch)
+        self._submit(index, version, source, sink, grad)
 
     def _declare_absent(self, verdict: Verdict, *, wanted: bool) -> None:
         for index in verdict.absent:
@@ -237,13 +248,13 @@ class Gradients:
         version: int,
         source: memoryview | None,
         sink: TensorSink | None,
-        watch: Watch | None,
+        grad: torch.Tensor | None,
     ) -> None:
         tracked = self._tracked[index]
         taker: Sink = sink or Discard()
         urgency = self._urgency.get(index, index)
         handle = self._session.submit(tracked.key, version, source, taker, urgency)
-        self._flight.append(Round(tracked, handle, sink, watch))
+        self._flight.append(Round(tracked, handle, sink, grad, urgency))
 
     def _landed(self) -> list[Round]:
         rounds, self._flight = self._flight, []

@@ -11,19 +11,25 @@ and agree about skipping (C02).
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 
-from gradsum.errors import NotBuilt, UsageError
+from gradsum.errors import UsageError
 from gradsum.worker.client import Client
 from gradsum.worker.compression import Compressor, require_compressor
+from gradsum.worker.crossing import Crossing, Group
 from gradsum.worker.gradients import Gradients
 from gradsum.worker.naming import Naming
+from gradsum.worker.order import ForwardOrder
+from gradsum.worker.readers import Readers
 
 _SCALER = "torch.amp.grad_scaler"
+_log = logging.getLogger("gradsum.worker")
 
 
 class Distributed(torch.optim.Optimizer):
@@ -32,6 +38,8 @@ class Distributed(torch.optim.Optimizer):
     _gradients: Gradients
     _inner_step: Callable[..., Any] | None
     _skipping: bool
+    _crossing: Crossing | None
+    _told: bool
     _opt_called: bool
 
     @property
@@ -49,8 +57,15 @@ class Distributed(torch.optim.Optimizer):
         """Wait for the mean gradients, then make the inner optimizer's step.
 
         With a closure: its gradients are summed after each call of it, its loss stays local (C95).
+        With ``cross_barrier`` each parameter's step is made when a forward pass needs it.
         """
         self._opt_called = True
+        self.settle()
+        if self._may_cross(closure):
+            groups = self.__dict__["param_groups"]
+            self._crossing.begin(self._gradients.leave(groups), groups)  # type: ignore[union-attr]
+            self._gradients.stepped()
+            return None
         inner = self._inner_step or super().step
         if closure is not None:
             result = inner(self._summing(closure), *args, **kwargs)
@@ -71,12 +86,17 @@ class Distributed(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; those of a backward without step() are thrown away (C25)."""
+        if self._gradients.touched:
+            self.settle()
         self._gradients.discard(self.__dict__["param_groups"])
+        if self._crossing is not None:
+            self._crossing.cleared(set_to_none)
         super().zero_grad(set_to_none)
         self._gradients.remember()
 
     def synchronize(self) -> None:
         """End the window: wait until every gradient is the mean over the ranks."""
+        self.settle()
         self._gradients.close(self.__dict__["param_groups"])
 
     @property
@@ -85,9 +105,26 @@ class Distributed(torch.optim.Optimizer):
         return self._gradients.windows
 
     def flush(self) -> None:
-        """End the window if a hook fired since the last close."""
+        """End the window if a hook fired since the last close, and make all steps that are due:
+        parameters hold afterwards what they would hold without ``cross_barrier``."""
         if self._gradients.touched:
             self.synchronize()
+        self.settle()
+
+    def settle(self) -> None:
+        """Make all steps that are due (``cross_barrier``)."""
+        if self._crossing is not None:
+            self._crossing.settle()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's, after all steps that are due."""
+        self.settle()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Steps that are due are made before."""
+        self.settle()
+        super().load_state_dict(state_dict)
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -112,6 +149,43 @@ class Distributed(torch.optim.Optimizer):
         if not self._gradients.synchronized:
             self.synchronize()
 
+    def _may_cross(self, closure: object) -> bool:
+        """Whether this step may be made piece by piece; why not is said once."""
+        if self._crossing is None:
+            return False
+        hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+        reasons = {
+            "a closure": closure is not None,
+            "clipping or scaling of the whole gradient": self._gradients.synchronized,
+            "skip_synchronize()": self._skipping,
+            "a step of its own on the optimizer": self._inner_step is not None,
+            "hooks on the optimizer's step": any(self.__dict__.get(name) for name in hooks),
+        }
+        reason = next((text for text, holds in reasons.items() if holds), None)
+        if reason is not None and not self._told:
+            self._told = True
+            _log.warning("cross_barrier: steps wait for all sums, because of %s", reason)
+        return reason is None
+
+    def _make(self, groups: list[Group]) -> None:
+        """The inner optimizer's step over these groups, whatever mode the caller is in."""
+        inner: Any = type(self).__mro__[2].step  # type: ignore[attr-defined]
+        if getattr(inner, "hooked", False):  # torch's wrapper, which runs hooks and marks profiles
+            inner = inner.__wrapped__
+        kept = self.__dict__["param_groups"]
+        kinds = {p.device.type for group in groups for p in group["params"]}
+        with contextlib.ExitStack() as modes:
+            modes.enter_context(torch.inference_mode(False))
+            modes.enter_context(torch.no_grad())
+            for kind in kinds:
+                if torch.is_autocast_enabled(kind):
+                    modes.enter_context(torch.autocast(kind, enabled=False))
+            self.__dict__["param_groups"] = groups
+            try:
+                inner(self)
+            finally:
+                self.__dict__["param_groups"] = kept
+
     def _summing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def call() -> Any:
             loss = closure()
@@ -122,6 +196,7 @@ class Distributed(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are plain optimizers: a copy is no member of the job."""
+        self.settle()
         return _bare, (type(self).__mro__[2],), self.__getstate__()
 
 
@@ -142,11 +217,18 @@ def wrap(
 ) -> Distributed:
     """Make ``optimizer`` a Distributed one, in place. Blocks until every rank has wrapped it."""
     client.session.check()
-    _require_wrappable(optimizer, cross_barrier)
+    _require_wrappable(optimizer)
     compressor = require_compressor(compression)
     passes = _require_passes(backward_passes_per_step)
     naming = Naming(optimizer.param_groups, named_parameters, model)
-    gradients = Gradients(client, naming, compressor, passes, model)
+    crossing: Crossing | None = None
+    order: ForwardOrder | None = None
+    if cross_barrier:
+        crossing = Crossing(_maker(optimizer))
+        order = Readers(_require_model(model), crossing.need, crossing.settle)
+    elif model is not None:
+        order = ForwardOrder(model)
+    gradients = Gradients(client, naming, compressor, passes, order)
     gradients.adopt(optimizer.param_groups)
     base = type(optimizer)
     body = {
@@ -162,11 +244,34 @@ def wrap(
     wrapped._gradients = gradients
     wrapped._inner_step = patched
     wrapped._skipping = False
+    wrapped._crossing = crossing
+    wrapped._told = False
     client.keep(wrapped)
     return wrapped
 
 
-def _require_wrappable(optimizer: object, cross_barrier: bool) -> None:
+def _maker(optimizer: torch.optim.Optimizer) -> Callable[[list[Group]], None]:
+    """The optimizer's own step over some groups; does not keep it alive."""
+    alive = weakref.ref(cast(Distributed, optimizer))
+
+    def make(groups: list[Group]) -> None:
+        wrapped = alive()
+        if wrapped is not None:
+            wrapped._make(groups)
+
+    return make
+
+
+def _require_model(model: torch.nn.Module | None) -> torch.nn.Module:
+    if model is None:
+        raise UsageError(
+            "cross_barrier=True needs the model: its forward pass waits for late updates",
+            hint="pass model=, or leave cross_barrier=False",
+        )
+    return model
+
+
+def _require_wrappable(optimizer: object) -> None:
     if isinstance(optimizer, Distributed):
         raise UsageError("the optimizer is wrapped already", hint="wrap each optimizer once")
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -176,8 +281,6 @@ def _require_wrappable(optimizer: object, cross_barrier: bool) -> None:
             "LBFGS cannot be distributed: its line search decides by each rank's own loss, so "
             "ranks would make different numbers of steps; use SGD or Adam"
         )
-    if cross_barrier:
-        raise NotBuilt("cross_barrier=True is not built yet", hint="leave cross_barrier=False")
 
 
 def _require_passes(passes: object) -> int:

@@ -29,6 +29,8 @@ class Tracked:
         self.parameter = parameter
         self.spec = spec
         self.key = key
+        self.awaited = False
+        """Whether its step of the last window is still to be made (cross-barrier)."""
         self._hooks: list[Any] = []
         self._shared: torch.Tensor | None = None
         self._seen: weakref.ref[torch.Tensor] | None = None
@@ -134,20 +136,23 @@ class Tracked:
 class Round:
     """One tensor's part in a window."""
 
-    __slots__ = ("_handle", "_sink", "_tracked", "_watch")
+    __slots__ = ("_handle", "_sink", "_watch", "grad", "tracked", "urgency")
 
     def __init__(
-        self, tracked: Tracked, handle: Handle, sink: TensorSink | None, watch: Watch | None
-    ) -> None:
-        self._tracked = tracked
+        self, tracked: Tracked, handle: Handle, sink: TensorSink | None,
+        grad: torch.Tensor | None, urgency: int,
+    ) -> None:  # fmt: skip
+        self.tracked = tracked
+        self.grad = grad  # None: this rank was absent
+        self.urgency = urgency
         self._handle = handle
         self._sink = sink
-        self._watch = watch  # None: this rank was absent
+        self._watch = None if grad is None else Watch(grad)
 
     @property
-    def pushed(self) -> bool:
-        """Whether this rank gave a gradient."""
-        return self._watch is not None
+    def done(self) -> bool:
+        """Whether ``wait`` would return, or raise, at once."""
+        return self._handle.done()
 
     def wait(self) -> bool:
         """Whether anybody gave a gradient; raises what ended the round."""
@@ -156,6 +161,18 @@ class Round:
     def finish(self) -> None:
         """Make the mean the gradient, after ``wait``; UsageError if the pushed one changed (V4)."""
         if self._watch is not None:
-            self._watch.require_same(self._tracked.parameter.grad, self._tracked.spec.name)
+            self._watch.require_same(self.tracked.parameter.grad, self.tracked.spec.name)
         if self._sink is not None:
-            self._tracked.take(self._sink.finish())
+            self.tracked.take(self._sink.finish())
+
+    def mean(self) -> torch.Tensor:
+        """The mean, after ``wait``, wherever the user has the gradient now; UsageError if the
+        pushed one was written to (V4)."""
+        if self._watch is not None:
+            self._watch.require_same(self.grad, self.tracked.spec.name)
+        if self._sink is None:
+            raise UsageError(
+                f"the sum of {self.tracked.spec.name!r} was thrown away",
+                tensor=self.tracked.spec.name,
+            )
+        return self._sink.finish()

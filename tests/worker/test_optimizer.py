@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
-from gradsum.errors import NotBuilt, UsageError
+from gradsum.errors import UsageError
 from gradsum.worker.client import Client
 from gradsum.worker.optimizer import Distributed, wrap
 from tests.worker.models import (
@@ -206,8 +206,6 @@ def test_what_cannot_be_wrapped() -> None:
             wrap(client, inner, [("p", p), ("p", q)])
         with pytest.raises(TypeError, match=r"model\.named_parameters\(\)"):
             wrap(client, inner, [p, q])  # type: ignore[list-item]
-        with pytest.raises(NotBuilt, match="cross_barrier"):
-            wrap(client, inner, cross_barrier=True)
         with pytest.raises(ValueError, match="backward_passes_per_step=0"):
             wrap(client, inner, backward_passes_per_step=0)
         with pytest.raises(TypeError, match=r"not a torch\.optim\.Optimizer"):

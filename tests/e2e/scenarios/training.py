@@ -62,6 +62,36 @@ def thirty_steps_equal_the_single_process(stage: Stage) -> None:
         assert right > 0.6, f"accuracy {right}"
 
 
+@scenario(ranks=(2, 3), services=("plain", "slices of 64"), limit=60.0)
+def thirty_steps_across_the_barrier(stage: Stage) -> None:
+    """Two ranks: the same bits as one process that waits for all sums at each step."""
+    digits = Digits()
+    model, alone = seeded(_cnn, stage.rank), seeded(_cnn, 0)
+    gradsum.broadcast_parameters(model.state_dict())
+    optimizer = gradsum.DistributedOptimizer(
+        torch.optim.Adam(model.parameters(), lr=0.01), model.named_parameters(),
+        model=model, cross_barrier=True,
+    )  # fmt: skip
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.8)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        digits.loss(model, stage.rank, step).backward()
+        optimizer.step()
+        schedule.step()
+    plain = torch.optim.Adam(alone.parameters(), lr=0.01)
+    rates = torch.optim.lr_scheduler.StepLR(plain, 5, gamma=0.8)
+    for step in range(STEPS):
+        train_alone(alone, plain, digits.loss, stage.size, range(step, step + 1))
+        rates.step()
+    gradsum.assert_in_sync(model)
+    for (name, p), (_, q) in zip(weights(model), weights(alone), strict=True):
+        if stage.size == 2:
+            equal(p, q, name)
+        else:
+            close(p, q, 1e-4, name)
+    stage.same(*model.parameters())
+
+
 @scenario(ranks=(3,), services=("ordered",))
 def in_rank_order_three_ranks_equal_the_single_process_bit_for_bit(stage: Stage) -> None:
     digits = Digits()
