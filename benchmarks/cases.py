@@ -2,7 +2,9 @@
 
 A case says where it runs (``shm`` and ``loopback``: one host; ``links``: a lab), with how many
 workers and servers, on which bytes, and against what. ``share`` is the part of the probed link that
-a round uses, by the time that it would take at best; ``ratio`` is Gloo's time by ours.
+a round uses, by the time that it would take at best; ``ratio`` is Gloo's time by ours. A case with
+a ``model`` trains its profile (benchmarks/training.py); ``optimum`` is the time that a step would
+take with instant preemption and no overhead, by the time that it took.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
+
+from gradsum.scheduler.profiles import MODELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,10 @@ class Case:
     rounds: int = 20
     owed: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+    busy: float = 1.0  # communication by computation
+    contender: str = "gradsum"
+    barrier: bool = False
 
     @property
     def best(self) -> float:
@@ -50,6 +58,16 @@ def _links(n: int, k: int, rate: float, congestion: str, **owed: float) -> Case:
     name = f"links-n{n}-k{k}-{rate:g}-{congestion}"
     return Case(name, "links", n, k, 32_000_000, rate=rate, congestion=congestion, owed=owed,
                 rounds=6)  # fmt: skip
+
+
+def _training(model: str, busy: float, contender: str = "gradsum", **owed: float) -> Case:
+    barrier = contender == "fifo"
+    policy = "" if contender == "gradsum" else f"-{contender}"
+    return Case(
+        f"train-{model}-{busy:g}{policy}", "links", 4, 4, 32_000_000, rate=200.0, model=model,
+        busy=busy, contender="ddp" if contender == "ddp" else "gradsum", barrier=barrier,
+        settings={} if contender == "ddp" else {"SCHEDULE": contender}, rounds=10, owed=owed,
+    )  # fmt: skip
 
 
 _ALL: Final = (
@@ -78,6 +96,10 @@ _ALL: Final = (
     replace(_links(4, 4, 200, "reno"), name="links-fp16", wire="fp16", gloo=False),
     replace(_links(4, 4, 200, "reno"), name="links-deterministic", gloo=False,
             settings={"DETERMINISTIC": "1"}),
+    *(_training(model, busy, optimum=1 / 1.05)
+      for model in MODELS for busy in (0.5, 1.0, 2.0)),
+    *(_training("vgg16", busy, contender)
+      for busy in (1.0, 2.0) for contender in ("fifo", "p3", "bytescheduler", "ddp")),
 )  # fmt: skip
 
 CASES: Final[Mapping[str, Case]] = MappingProxyType({case.name: case for case in _ALL})

@@ -41,8 +41,13 @@ def environment(case: Case) -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1"} | {f"GRADSUM_{k}": v for k, v in settings.items()}
 
 
-def worker_words(case: Case, result: Path) -> list[str]:
-    """One rank's program and its arguments."""
+def worker_words(case: Case, result: Path, compute: float = 0.0) -> list[str]:
+    """One rank's program and its arguments. compute: seconds of a step of training."""
+    if case.model:
+        words = ["-m", "benchmarks.training", "--model", case.model, "--bytes", str(case.nbytes)]
+        words += ["--compute", str(compute), "--contender", case.contender]
+        words += ["--warmup", str(WARMUP), "--steps", str(case.rounds), "--result", str(result)]
+        return words + ["--barrier"] * case.barrier
     words = ["-m", "gradsum.deploy.bench_worker", "--bytes", str(case.nbytes)]
     words += ["--tensors", str(case.tensors), "--rounds", str(case.rounds + WARMUP)]
     words += ["--warmup", str(WARMUP), "--wire", case.wire, "--form", case.form]
@@ -63,11 +68,13 @@ def measure(case: Case) -> dict[str, Any]:
         nodes = [f"w{i}" for i in range(case.workers)] + [f"c{i}" for i in range(case.servers)]
         with Lab(nodes, case.rate, case.congestion) as lab:
             before = link(lab)
-            members, servers = _members(case, lab, colocated, result)
+            compute = case.best / before / case.busy
+            members, servers = _members(case, lab, colocated, result, compute)
             started = {node: lab.counters(node) for node in nodes}
             found = _watched(case, members, servers, result)
             ended = {node: lab.counters(node) for node in nodes}
             found["link"] = {"before": before, "after": link(lab)}
+            found["compute"] = compute
             found["interfaces"] = {
                 node: {
                     what: getattr(ended[node], what) - getattr(started[node], what)
@@ -81,7 +88,7 @@ Member = tuple[list[str], str]
 
 
 def _members(
-    case: Case, lab: Lab, colocated: bool, result: Path
+    case: Case, lab: Lab, colocated: bool, result: Path, compute: float
 ) -> tuple[list[Member], list[Member]]:
     gradsum = [sys.executable, "-m", "gradsum"]
     home = f"{lab.address('w0')}:{PORT}"
@@ -100,7 +107,7 @@ def _members(
             "MASTER_ADDR": lab.address("w0"), "MASTER_PORT": 29500, "GLOO_SOCKET_IFNAME": "eth0",
         }  # fmt: skip
         words = ["env", *(f"{k}={v}" for k, v in given.items()), sys.executable]
-        words += worker_words(case, result)
+        words += worker_words(case, result, compute)
         workers.append((lab.command(f"w{rank}", words), f"worker {rank}"))
     return workers, daemons
 

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.cases import Case
+from gradsum.scheduler.fluid import optimum
+from gradsum.scheduler.profiles import profile
 
+_SHOWN = ("ratio", "ratio_ddp", "share", "optimum")
 IDLE = 0.30
 """Idle share below which the processors, not the links, may bound a shaped run (reference, B5)."""
 
@@ -38,10 +41,29 @@ def figures(case: Case, measured: dict[str, Any], warmup: int) -> dict[str, Any]
     if "link" in measured:
         link = statistics.mean(measured["link"].values())
         found["link_bytes_per_second"] = measured["link"]
-        found["share"] = case.best / link / median["gradsum"]
+        if case.model:
+            found |= _training(case, measured, link, median[case.contender])
+        else:
+            found["share"] = case.best / link / median["gradsum"]
         found["interfaces"] = measured["interfaces"]
         found["bound_by_processor"] = measured["idle"] < IDLE
     return found
+
+
+def _training(
+    case: Case, measured: dict[str, Any], link: float, median: float
+) -> dict[str, Any]:
+    """What the step could have taken, at the goodput that a bulk transfer of the run reached."""
+    bulk = measured.get("bulk")
+    rate = case.best / bulk if bulk else link
+    shape = profile(case.model).shrunk(case.nbytes).paced(measured["compute"])
+    best = optimum(shape, case.workers, case.servers, rate)
+    return {
+        "compute_seconds": measured["compute"],
+        "bulk_bytes_per_second": rate,
+        "optimum_seconds": best,
+        "optimum": best / median,
+    }
 
 
 def reached(found: dict[str, Any]) -> bool:
@@ -53,9 +75,9 @@ def reached(found: dict[str, Any]) -> bool:
 
 def merge(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The median run by our time; with the spread of every figure over the runs."""
-    ordered = sorted(runs, key=lambda run: run["median_seconds"]["gradsum"])
+    ordered = sorted(runs, key=lambda run: next(reversed(run["median_seconds"].values())))
     chosen = dict(ordered[len(ordered) // 2])
-    for name in ("ratio", "ratio_ddp", "share"):
+    for name in _SHOWN:
         values = sorted(run[name] for run in runs if name in run)
         if values:
             chosen[name] = statistics.median(values)
@@ -70,7 +92,7 @@ def line(found: dict[str, Any]) -> str:
     shown = [
         f"{name} {found[name]:.3f}" + (f" (owed {found['owed'][name]:g})" if name in found["owed"]
                                        else "")
-        for name in ("ratio", "ratio_ddp", "share") if name in found
+        for name in _SHOWN if name in found
     ]  # fmt: skip
     notes = ["" if reached(found) else "NOT REACHED"]
     notes.append(f"{found['wrong']} WRONG ELEMENTS" if found["wrong"] else "")

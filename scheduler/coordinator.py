@@ -45,6 +45,7 @@ from gradsum.scheduler.events import (
     Tick,
 )
 from gradsum.scheduler.job import Config
+from gradsum.scheduler.schedule import SCHEDULES
 from gradsum.scheduler.uplink import START
 
 BATCH: Final = 256
@@ -93,12 +94,13 @@ def config_of(settings: Settings, workers: int, servers: int) -> Config:
             raise ConfigError(f"--{name} {value}", hint=f"a job has at least one of its {name}")
         if value > MAX_RANKS:
             raise ConfigError(f"--{name} {value}", hint=f"at most {MAX_RANKS}")
+    fixed = SCHEDULES[settings.schedule].slice_bytes
     limit = settings.max_job_bytes or servers * psutil.virtual_memory().total * 3 // 4
     return Config(
         workers=workers,
         servers=servers,
-        slice_bytes=settings.slice_bytes or START,
-        auto_slices=settings.slice_bytes is None,
+        slice_bytes=settings.slice_bytes or fixed or START,
+        auto_slices=settings.slice_bytes is None and fixed is None,
         pack_bytes=settings.pack_bytes,
         deterministic=settings.deterministic,
         heartbeat=settings.heartbeat,

@@ -99,13 +99,17 @@ class Lane(Generic[T]):
 class TransferQueue(Generic[T]):
     """Slices of all destinations, by urgency and credit."""
 
-    __slots__ = ("_count", "_lanes", "_quiet", "_wanted", "bound")
+    __slots__ = ("_count", "_lanes", "_quiet", "_urgent", "_wanted", "bound")
 
-    def __init__(self, wanted: Callable[[int, T], bool], quiet: int = 0) -> None:
+    def __init__(
+        self, wanted: Callable[[int, T], bool], quiet: int = 0, *, urgent: bool = True
+    ) -> None:
         """wanted(lane, item): whether an item whose turn has come is still to be sent. quiet:
-        receivers report arrivals when these fill this part of their window; 0: each frame."""
+        receivers report arrivals when these fill this part of their window; 0: each frame.
+        urgent: False leaves urgency out, so that items leave in the order of arrival."""
         self._wanted = wanted
         self._quiet = quiet
+        self._urgent = urgent
         self._lanes: dict[int, Lane[T]] = {}
         self._count = 0
         self.bound: int | None = None
@@ -129,7 +133,8 @@ class TransferQueue(Generic[T]):
     def push(self, lane: int, priority: int, nbytes: int, item: T) -> None:
         """Queue an item of ``nbytes``; the lane must be open."""
         self._count += 1
-        heapq.heappush(self._lanes[lane].heap, (priority, self._count, nbytes, item))
+        urgency = priority if self._urgent else 0
+        heapq.heappush(self._lanes[lane].heap, (urgency, self._count, nbytes, item))
 
     def grant(self, lane: int, generation: int, seen: int, hold: int, limit: int) -> None:
         """The receiver has seen ``seen`` bytes and lets us go on to hold / limit.

@@ -12,6 +12,7 @@ from gradsum.proto.peer import Credit
 from gradsum.scheduler.credit import FRAME_COST, NEWS
 from gradsum.scheduler.plan import Plan
 from gradsum.scheduler.queue import Departure, TransferQueue
+from gradsum.scheduler.schedule import OURS, Schedule
 from gradsum.scheduler.uplink import Uplink
 from gradsum.server.events import SendSum
 from gradsum.server.holding import Holding
@@ -28,11 +29,14 @@ Sum = tuple[Slot, Done]
 class Egress:
     """One lane per worker; a sum leaves only for ranks that are still owed it."""
 
-    __slots__ = ("_holding", "_moved", "_queue", "_uplink", "nbytes")
+    __slots__ = ("_holding", "_moved", "_queue", "_schedule", "_uplink", "nbytes")
 
-    def __init__(self, holding: Holding) -> None:
+    def __init__(self, holding: Holding, schedule: Schedule = OURS) -> None:
         self._holding = holding
-        self._queue: TransferQueue[Sum] = TransferQueue(self._owed, NEWS)
+        self._schedule = schedule
+        self._queue: TransferQueue[Sum] = TransferQueue(
+            self._owed, NEWS, urgent=schedule.urgent_replies
+        )
         self._uplink = Uplink()
         self._moved: dict[int, float] = {}
         self.nbytes = 0
@@ -52,7 +56,9 @@ class Egress:
         before = self._queue.arrived
         self._queue.grant(rank, *credit)
         self._uplink.arrived(self._queue.arrived - before, self._queue.under_way, now)
-        self._queue.bound = self._uplink.bound
+        plan = self._holding.plan
+        if plan is not None:
+            self._queue.bound = self._schedule.bound(self._uplink.bound, plan.message.slice_bytes)
 
     def clear(self) -> None:
         """A new plan: nothing of the old one is owed to anybody (E1)."""

@@ -19,6 +19,7 @@ from gradsum.proto.data import Header
 from gradsum.scheduler.credit import FRAME_COST, Bounds
 from gradsum.scheduler.plan import Plan
 from gradsum.scheduler.policy import SUM, Policy
+from gradsum.scheduler.schedule import OURS, Schedule
 from gradsum.scheduler.slicing import Unit
 from gradsum.scheduler.table import Table
 from gradsum.server.adder import Adder
@@ -58,9 +59,11 @@ class Engine:
     """One shard's slots, credit and outgoing queue."""
 
     def __init__(
-        self, *, bounds: Bounds, park_bytes: int, heartbeat: float, adder: Adder
-    ) -> None:
+        self, *, bounds: Bounds, park_bytes: int, heartbeat: float, adder: Adder,
+        schedule: Schedule = OURS,
+    ) -> None:  # fmt: skip
         """park_bytes: bytes; heartbeat: seconds between repeated grants."""
+        self._schedule = schedule
         self._bounds = bounds
         self._park_bytes = park_bytes
         self._heartbeat = heartbeat
@@ -72,7 +75,7 @@ class Engine:
     def _reset(self) -> None:
         self._holding = Holding()
         self._flow = Flow(self._bounds, self._heartbeat)
-        self._egress = Egress(self._holding)
+        self._egress = Egress(self._holding, self._schedule)
         self._parking = Parking(self._park_bytes)
         self._coming: Adopt | None = None
         self._early: list[tuple[Frame, int]] = []

@@ -38,6 +38,7 @@ from gradsum.proto.transport.sockets import (
     new_context,
 )
 from gradsum.scheduler.credit import Bounds
+from gradsum.scheduler.schedule import SCHEDULES
 from gradsum.scheduler.table import TensorSpec
 from gradsum.server.adder import Adder
 from gradsum.server.bindings import Bindings, Bound
@@ -81,7 +82,7 @@ class Shard:
         self._engine = Engine(
             bounds=Bounds(settings.credit_bytes, settings.skew_bytes),
             park_bytes=settings.park_bytes, heartbeat=settings.heartbeat,
-            adder=Adder(self._neighbours.memory.take),
+            adder=Adder(self._neighbours.memory.take), schedule=SCHEDULES[settings.schedule],
         )  # fmt: skip
         self._exit: int | None = None
         self._drain_by: float | None = None

@@ -25,6 +25,7 @@ from gradsum.proto.limits import PROTOCOL
 from gradsum.proto.transport.sockets import CONTROL_LIMIT, connect_dealer, new_context
 from gradsum.scheduler.credit import Bounds
 from gradsum.scheduler.plan import Plan
+from gradsum.scheduler.schedule import SCHEDULES
 from gradsum.worker import core as protocol
 from gradsum.worker import membership as news
 from gradsum.worker.connection import Connection
@@ -356,6 +357,7 @@ class Comm(threading.Thread):
                 welcome.rank, welcome.incarnation, welcome.token,
                 bounds=Bounds(self._settings.credit_bytes), heartbeat=self._settings.heartbeat,
                 home=home, probe=probe, allocate=self._memory.allocate,
+                schedule=SCHEDULES[self._settings.schedule],
             )  # fmt: skip
         return self.core
 

@@ -227,7 +227,10 @@ class Core(Transfers):
                 case _:
                     self._about_slice(event, record, now)
         self.uplink.arrived(self._queue.arrived - before, self._queue.under_way, now)
-        self._queue.bound = self.uplink.bound
+        if self.plan is not None:
+            self._queue.bound = self._schedule.bound(
+                self.uplink.bound, self.plan.message.slice_bytes
+            )
 
     def _about_slice(self, event: Records, record: Any, now: float) -> None:
         """Receipt, Open, Nack, Queued, Later, Resend: only from the owner in this epoch (I5)."""

@@ -198,6 +198,15 @@ def _is_compiled(module: torch.nn.Module) -> bool:
     return inner or getattr(module, "_compiled_call_impl", None) is not None
 
 
+def _own(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Its parameters, and those of lists and dicts of parameters, which are never called."""
+    held = [p for p in module._parameters.values() if p is not None]
+    for child in module.children():
+        if isinstance(child, torch.nn.ParameterList | torch.nn.ParameterDict):
+            held += child.parameters()
+    return held
+
+
 def _readers(
     module: torch.nn.Module, seen: set[int] | None = None
 ) -> Iterator[tuple[torch.nn.Module, Callable[[], list[torch.nn.Parameter]]]]:
@@ -209,6 +218,6 @@ def _readers(
     if _is_compiled(module):
         yield module, lambda: list(module.parameters())
         return
-    yield module, lambda: [p for p in module._parameters.values() if p is not None]
+    yield module, lambda: _own(module)
     for child in module.children():
         yield from _readers(child, seen)

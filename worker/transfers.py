@@ -19,6 +19,7 @@ from gradsum.scheduler.credit import FRAME_COST, Bounds
 from gradsum.scheduler.plan import Plan
 from gradsum.scheduler.policy import SUM
 from gradsum.scheduler.queue import Departure, TransferQueue
+from gradsum.scheduler.schedule import OURS, Schedule
 from gradsum.scheduler.slicing import Layout
 from gradsum.scheduler.table import Table
 from gradsum.scheduler.uplink import Uplink
@@ -47,6 +48,7 @@ class Transfers:
     def __init__(
         self, rank: int, incarnation: int, token: bytes, *, bounds: Bounds, heartbeat: float,
         home: str = "", probe: bytes = b"", allocate: Allocate = private,
+        schedule: Schedule = OURS,
     ) -> None:  # fmt: skip
         """bounds: what each server may have on its way to us; heartbeat: seconds;
         home, probe: what Attach says of our shared memory; allocate: memory of packed buffers."""
@@ -60,7 +62,10 @@ class Transfers:
         self.uplink = Uplink()
         self._allocate = allocate
         self._layout: Layout | None = None
-        self._queue: TransferQueue[Flight] = TransferQueue(self._waits)
+        self._schedule = schedule
+        self._queue: TransferQueue[Flight] = TransferQueue(
+            self._waits, urgent=schedule.urgent_pushes
+        )
         self._streams: dict[int, Stream] = {}
         self._ops: dict[int, dict[int, Op]] = {}
         self._timers = Timers()

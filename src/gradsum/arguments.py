@@ -18,7 +18,8 @@ DEFAULT_PORT = 7700
 
 _LOGGING = ("log_level", "log_format")
 _LIVENESS = ("heartbeat", "suspect", "lease")
-_FLOW = ("transport", "slice_bytes", "credit_bytes", "skew_bytes", "pack_bytes", "park_bytes")
+_FLOW = ("transport", "schedule", "slice_bytes", "credit_bytes", "skew_bytes", "pack_bytes",
+         "park_bytes")  # fmt: skip
 _LIMITS = ("max_tensors", "max_job_bytes")
 _DAEMON = ("insecure", "deterministic", *_FLOW, *_LIMITS, *_LIVENESS, "start_timeout",
            "connect_timeout", "shutdown_timeout", *_LOGGING)  # fmt: skip

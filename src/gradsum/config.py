@@ -80,6 +80,11 @@ class Settings:
         choice("auto", "tcp", "shm"),
         "auto: shared memory with servers of this host, TCP with others; shm: an error with others",
     )
+    schedule: str = _option(
+        "gradsum",
+        choice("gradsum", "fifo", "p3", "bytescheduler"),
+        "who travels next; the others are there to be measured against",
+    )
     share_gradients: bool = _option(
         False, FLAG, "DistributedOptimizer keeps gradients in shared memory: nothing is copied in"
     )
