@@ -65,7 +65,7 @@ def test_cases_are_whole_and_chosen_by_name_and_setting() -> None:
     for name, each in CASES.items():
         assert each.name == name and each.place in ("shm", "loopback", "links")
         assert (each.rate > 0) == (each.place == "links") and each.best > 0
-        assert each.owed.keys() <= {"ratio", "share"}
+        assert each.owed.keys() <= {"ratio", "share", "optimum"}
     args = parse(["run", "links-n4-k4-200", "--set", "slice_bytes=1K,2K"])
     found = [(each.name, dict(each.settings)) for each in chosen(args)]
     assert found == [

@@ -1,0 +1,74 @@
+"""The training benchmark over real processes: it finds wrong sums, and both ways to step agree."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.cases import CASES
+from benchmarks.place import worker_words
+from benchmarks.report import figures, line
+from benchmarks.training import Pace, Timed
+from gradsum.scheduler.fluid import optimum
+from gradsum.scheduler.profiles import Layer, profile
+from tests.deploy.processes import Processes
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_weights_after_some_steps() -> None:
+    """Three ranks' means: 2, 3, 4, 2, ... times place modulo 7."""
+    paces = [Pace(rank, 3) for rank in range(3)]
+    total = 0.0
+    for step in range(5):
+        for pace in paces:
+            pace.step = step
+        total += sum(pace.factor() for pace in paces) / 3
+    assert paces[0].total(5) == pytest.approx(total) == 2 + 3 + 4 + 2 + 3
+    layer = Timed(Layer("a", (9, 2), 0.0, 0.0), paces[0])
+    assert layer.wrong(0.0) == 0
+    for weight, place in zip(layer.parameters(), layer.places, strict=True):
+        weight.data = -total * place
+    assert layer.wrong(total) == 0
+    next(layer.parameters()).data[4] += 1
+    assert layer.wrong(total) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--barrier"]])
+def test_two_ranks_train_and_no_element_is_wrong(more: list[str], tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    words = ["launch", "--standalone", "--nproc-per-node", "2", "--servers", "2", "--"]
+    words += [sys.executable, "-m", "benchmarks.training"]
+    words += ["--model", "resnet50", "--bytes", "2000000", "--compute", "0.05"]
+    words += ["--contender", "gradsum", "--warmup", "2", "--steps", "3", "--result", str(result)]
+    processes = Processes(ROOT)
+    try:
+        code, out, err = processes.end(processes.gradsum(*words, *more))
+    finally:
+        processes.close()
+    assert code == 0, out + err
+    found = json.loads(result.read_text())
+    seconds = found["contenders"]["gradsum"]["seconds"]
+    assert len(seconds) == 5 and min(seconds) >= 0.05
+    assert found["contenders"]["gradsum"]["wrong"] == 0
+    assert found["bulk"] > 0
+
+
+def test_figures_of_a_training_case() -> None:
+    case = CASES["train-vgg16-1"]
+    assert "benchmarks.training" in worker_words(case, Path("x"), 1.25)
+    measured: dict[str, Any] = {
+        "contenders": {"gradsum": {"seconds": [9.0, 1.5, 1.4, 1.6], "wrong": 0}},
+        "links": {"0": "tcp"}, "usage": {}, "servers": {}, "idle": 0.5, "interfaces": {},
+        "link": {"before": 24e6, "after": 26e6}, "compute": 1.25, "bulk": 1.3,
+    }  # fmt: skip
+    found = figures(case, measured, warmup=1)
+    shape = profile("vgg16").shrunk(32_000_000).paced(1.25)
+    best = optimum(shape, 4, 4, 32e6 / 1.3)
+    assert found["optimum"] == pytest.approx(best / 1.5)
+    assert "optimum" in line(found) and "NOT REACHED" in line(found)
