@@ -80,10 +80,8 @@ class Inflow:
         if told is None or told.generation != grant.generation:
             return True
         step = max(self.window // NEWS, 1)
-        return (
-            grant.limit - told.limit >= step
-            or grant.hold - told.hold >= step
-            or (grant.hold > told.hold and told.hold <= grant.seen)
+        return grant.limit - told.limit >= step or grant.hold - told.hold >= step or (
+            grant.hold > told.hold and told.hold <= grant.seen
         )
 
 

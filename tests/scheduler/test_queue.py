@@ -19,7 +19,9 @@ def anything(lane: int, item: Any) -> bool:
     return True
 
 
-def queue(*windows: int, wanted: Callable[[int, Any], bool] = anything) -> TransferQueue[Any]:
+def queue(
+    *windows: int, wanted: Callable[[int, Any], bool] = anything
+) -> TransferQueue[Any]:
     """Open lanes 0, 1, ... with these windows."""
     result: TransferQueue[Any] = TransferQueue(wanted)
     for lane, window in enumerate(windows):
