@@ -13,6 +13,7 @@ import enum
 import itertools
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final, NamedTuple
@@ -30,6 +31,9 @@ SKIPPED: Final = 1
 COUNTED: Final = 2
 """Steps after a change that do not count, and those that do; a fence lies AHEAD of them besides, so
 that changes are at least five steps apart."""
+
+SPOTS: Final = ((1, 3, 2), (5, 1, 2), (3, 3, 1), (3, 1, 3))
+"""Where on the grid a search looks before the model is asked."""
 
 POINTS: Final = 15
 AGAIN: Final = 8
@@ -107,20 +111,25 @@ class Tuner:
     """One job's search, from the setting that is in force when it starts."""
 
     __slots__ = (
-        "_asked", "_budget", "_current", "_first", "_not_before", "_points", "_recent", "_sample",
-        "_usual", "state",
+        "_asked", "_budget", "_chosen", "_current", "_first", "_grid", "_guess", "_not_before",
+        "_points", "_recent", "_sample", "state",
     )  # fmt: skip
 
-    def __init__(self, current: Setting) -> None:
+    def __init__(self, current: Setting, guess: Setting | None = None) -> None:
+        """guess: what is to be tried first, since it was the best for such a job before."""
         self.state = State.SEARCHING
         self._current = self._first = current
+        self._guess = guess
+        packs = PACKS if current.pack_bytes else (0,)  # 0: this job is never to pack
+        grid = itertools.product(SLICES, WINDOWS, packs)
+        self._grid = tuple(itertools.starmap(Setting, grid))
         self._points: dict[Setting, Point] = {}
         self._budget = POINTS
         self._sample = _Sample()
         self._asked: Setting | None = None
         self._not_before = 0.0
         self._recent: deque[float] = deque(maxlen=LASTING)
-        self._usual = 0.0
+        self._chosen: Point | None = None
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -134,6 +143,13 @@ class Tuner:
             return self._current
         guess = self.guess(tuple(self._points))
         return list(self._points)[int(np.argmin(guess.mean))]
+
+    @property
+    def chosen(self) -> Point:
+        """What the last search ended with; only after one."""
+        if self._chosen is None:
+            raise LookupError("the first search goes on")
+        return self._chosen
 
     def guess(self, settings: tuple[Setting, ...]) -> Guess:
         """Logarithms of the step times that these settings should have; needs a point."""
@@ -188,12 +204,20 @@ class Tuner:
         tried = len(self._points)
         if tried >= self._budget:
             return self._settle()
-        for setting in _design(self._first):
-            if setting not in self._points and tried <= len(_design(self._first)):
+        for setting in self._design():
+            if setting not in self._points:
                 return setting
-        rest = tuple(it for it in GRID if it not in self._points)
+        rest = tuple(it for it in self._grid if it not in self._points)
         lowest = float(self.guess(tuple(self._points)).mean.min())
         return rest[int(np.argmax(expected_gain(self.guess(rest), lowest)))]
+
+    def _design(self) -> Iterator[Setting]:
+        """Where a search looks first: what was best before, then all over the grid."""
+        if self._guess is not None and bool(self._guess.pack_bytes) == bool(self._first.pack_bytes):
+            yield self._guess
+        for size, window, pack in SPOTS:
+            packed = PACKS[pack] if self._first.pack_bytes else 0
+            yield Setting(SLICES[size], WINDOWS[window], packed)
 
     def _settle(self) -> Setting:
         """Take the best if it is worth it, against where the search began."""
@@ -201,9 +225,8 @@ class Tuner:
         gain = math.log(first.seconds / best.seconds)
         worth = gain >= max(WORTH, math.hypot(first.noise, best.noise))
         self.state = State.SETTLED if worth else State.LEFT_ALONE
-        chosen = best if worth else first
-        self._usual = chosen.seconds
-        return chosen.setting
+        self._chosen = best if worth else first
+        return self._chosen.setting
 
     def _ask(self, setting: Setting) -> list[Setting]:
         if setting == self._current:
@@ -213,7 +236,7 @@ class Tuner:
 
     def _watch(self, seconds: float) -> None:
         """Begin anew when settled steps have been off the usual time for a while."""
-        self._recent.append(math.log(seconds / self._usual))
+        self._recent.append(math.log(seconds / self.chosen.seconds))
         if len(self._recent) < LASTING:
             return
         slower = min(self._recent) > math.log1p(SHIFT)
@@ -221,7 +244,7 @@ class Tuner:
         if slower or faster:
             self.state = State.SEARCHING
             self._points = {}
-            self._first = self._current
+            self._first, self._guess = self._current, None
             self._budget = AGAIN
             self._sample = _Sample(skip=0)
             self._recent.clear()
@@ -231,12 +254,6 @@ def _places(settings: tuple[Setting, ...]) -> Array:
     """Logarithms, as shares of the grid's width."""
     low = np.log2(np.asarray(GRID[0], dtype=np.float64))
     high = np.log2(np.asarray(GRID[-1], dtype=np.float64))
-    places: Array = (np.log2(np.asarray(settings, dtype=np.float64)) - low) / (high - low)
+    values = np.maximum(np.asarray(settings, dtype=np.float64), 1.0)
+    places: Array = (np.log2(values) - low) / (high - low)
     return places
-
-
-def _design(first: Setting) -> tuple[Setting, ...]:
-    """Where a search looks first: a step in every direction from where it began, then the model."""
-    spots = ((1, 3, 2), (5, 1, 2), (3, 3, 1), (3, 1, 3))
-    chosen = [Setting(SLICES[a], WINDOWS[b], PACKS[c]) for a, b, c in spots]
-    return tuple(it for it in chosen if it != first)
