@@ -82,6 +82,7 @@ class PlanMessage(NamedTuple):
     versions: tuple[tuple[int, int], ...]  # (key, version at the fence) where all clocks start (V3)
     deterministic: bool
     tokens: tuple[tuple[int, bytes], ...]  # (rank, token); only in the copies for servers (I2)
+    window: int = 0  # slices that a receiver lets one sender have under way; 0: its own settings
 
 
 class PlanAck(NamedTuple):

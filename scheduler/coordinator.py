@@ -38,6 +38,7 @@ from gradsum.scheduler.events import (
     Event,
     JobOver,
     Junk,
+    Learnt,
     Log,
     Received,
     Send,
@@ -46,6 +47,7 @@ from gradsum.scheduler.events import (
 )
 from gradsum.scheduler.job import Config
 from gradsum.scheduler.schedule import SCHEDULES
+from gradsum.scheduler.tunefile import TuneFile
 from gradsum.scheduler.uplink import START
 
 BATCH: Final = 256
@@ -75,10 +77,11 @@ def run(
     Returns the exit code: 0, 1 for a job that failed or was cut off, 130 when interrupted.
     Raises ConfigError when the address cannot be bound or the numbers make no sense.
     """
-    config = config_of(settings, workers, servers)
+    kept = TuneFile(Path(settings.tune_file)) if settings.tune and settings.tune_file else None
+    config = config_of(settings, workers, servers, kept)
     context = new_context()
     try:
-        shell = _Shell(context, settings, host, port, config, once)
+        shell = _Shell(context, settings, host, port, config, once, kept)
         try:
             return _loop(lambda: shell.serve(port_file))
         finally:
@@ -87,7 +90,9 @@ def run(
         context.term()
 
 
-def config_of(settings: Settings, workers: int, servers: int) -> Config:
+def config_of(
+    settings: Settings, workers: int, servers: int, kept: TuneFile | None = None
+) -> Config:
     """The core's configuration; ConfigError unless there is at least one of each."""
     for name, value in (("workers", workers), ("servers", servers)):
         if value < 1:
@@ -102,6 +107,8 @@ def config_of(settings: Settings, workers: int, servers: int) -> Config:
         slice_bytes=settings.slice_bytes or fixed or START,
         auto_slices=settings.slice_bytes is None and fixed is None,
         pack_bytes=settings.pack_bytes,
+        tune=settings.tune,
+        learnt={key: it.setting for key, it in (kept.records if kept else {}).items()},
         deterministic=settings.deterministic,
         heartbeat=settings.heartbeat,
         suspect=settings.suspect,
@@ -141,8 +148,9 @@ class _Shell:
     """The socket, the timer and the signals of one coordinator."""
 
     def __init__(
-        self, context: Context, settings: Settings, host: str, port: int, config: Config, once: bool
-    ) -> None:
+        self, context: Context, settings: Settings, host: str, port: int, config: Config,
+        once: bool, kept: TuneFile | None,
+    ) -> None:  # fmt: skip
         self._router, self._address = bind_router(
             context,
             host,
@@ -156,6 +164,7 @@ class _Shell:
             _LOG.warning("listening on %s without authentication (--insecure)", self._address)
         self._config = config
         self._once = once
+        self._kept = kept
         self._core = CoordinatorCore(config, secrets.token_hex(8), lambda: secrets.token_bytes(16))
         self._limited = RateLimited(_LOG, 5.0)
         self._junk_count = 0
@@ -258,6 +267,8 @@ class _Shell:
                         self._log(logging.getLevelName(level.upper()), text, key)
                     case Junk(peer, text):
                         self._log_junk(peer, text)
+                    case Learnt(record) if self._kept is not None:
+                        self._kept.keep(record)
                     case JobOver(failed) if self._once:
                         self._end(int(failed))
 

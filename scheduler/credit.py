@@ -30,8 +30,10 @@ class Bounds(NamedTuple):
     credit: int | None = None
     skew: int | None = None
 
-    def window(self, slice_bytes: int) -> int:
-        """What one sender may have under way."""
+    def window(self, slice_bytes: int, slices: int = 0) -> int:
+        """What one sender may have under way; ``slices``: as the plan says, 0 if it does not."""
+        if slices:
+            return slices * (slice_bytes + FRAME_COST)
         usual = IN_WINDOW * (slice_bytes + FRAME_COST)
         return usual if self.credit is None else self.credit
 

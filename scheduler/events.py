@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from gradsum.scheduler.record import Record
+
 
 class Received(NamedTuple):
     """A decoded control message."""
@@ -61,5 +63,11 @@ class JobOver(NamedTuple):
     failed: bool
 
 
+class Learnt(NamedTuple):
+    """Keep what the tuner has found, to be tried first by the next such job."""
+
+    record: Record
+
+
 Event = Received | Disconnected | Tick | Stop
-Action = Send | Log | Junk | JobOver
+Action = Send | Log | Junk | JobOver | Learnt

@@ -30,6 +30,7 @@ class Change(NamedTuple):
 
     slice_bytes: int | None = None
     pack_bytes: int | None = None
+    window: int | None = None
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ everything that waited for it is looked at again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gradsum.errors import GradsumError, MismatchError, UsageError
@@ -29,11 +29,15 @@ from gradsum.proto.control import (
 )
 from gradsum.proto.limits import MAX_INT, MAX_SLICE
 from gradsum.scheduler.answers import Answers
+from gradsum.scheduler.events import Learnt
 from gradsum.scheduler.fence import Change, Fences
 from gradsum.scheduler.gather import Gathers, Joins, failed
 from gradsum.scheduler.membership import Member, Membership, State, listing
 from gradsum.scheduler.post import Post
+from gradsum.scheduler.record import fingerprint
 from gradsum.scheduler.registry import Registry, Rejected, pages
+from gradsum.scheduler.tuner import Setting
+from gradsum.scheduler.tuning import Tuning
 from gradsum.scheduler.uplink import START, slices_for
 from gradsum.scheduler.windows import Windows, worth_packing
 
@@ -49,6 +53,8 @@ class Config:
     servers: int
     slice_bytes: int = START
     auto_slices: bool = False  # slices follow the links' measured rates
+    tune: bool = False  # slices, windows and packing are searched for while the job runs
+    learnt: Mapping[str, Setting] = field(default_factory=dict)  # by fingerprint: what to try first
     pack_bytes: int = 1 << 20
     deterministic: bool = False
     heartbeat: float = 0.5
@@ -74,7 +80,8 @@ class Job:
 
     __slots__ = (
         "_answers", "_config", "_handlers", "_members", "_post",
-        "failure", "fences", "gathers", "joins", "plan", "proposal", "registry", "windows",
+        "failure", "fences", "gathers", "joins", "plan", "proposal", "registry", "tuning",
+        "windows",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +95,7 @@ class Job:
         self.joins = Joins()
         self.windows = Windows(self.registry.table)
         self.fences = Fences(last_fence)
+        self.tuning = Tuning(config.learnt, plan) if config.tune else None
         self._answers = Answers()
         self._config = config
         self._members = members
@@ -149,7 +157,10 @@ class Job:
             awaited = listing(self.fences.awaited(self.at_work))
             self._give_up(f"rank {awaited} did not pass it in {self._config.fence_limit:g} s")
         elif self.at_work and len(self.registry.table) <= MAX_FENCED:
-            self._reslice()
+            if self.tuning is None or not self.tuning.begun:
+                self._reslice()
+            if self.tuning is not None:
+                self._tune(self.tuning, now)
             fence = self.fences.open(self.plan.epoch)
             if fence is not None:
                 self._announce(fence)
@@ -166,9 +177,29 @@ class Job:
                 self._post.log("info", f"slices of {size} bytes fit links of {min(rates):.3g} B/s")
                 self.fences.request(Change(slice_bytes=size))
 
+    def _tune(self, tuning: Tuning, now: float) -> None:
+        """Ask for what the tuner wants to try next; the rule for links comes first."""
+        workers = [self._members.workers[rank] for rank in self.at_work]
+        took = tuning.sample({w.rank: w.pace for w in workers}, busy=self.fences.busy)
+        if took is None:
+            return
+        measured = self._members.one_host or all(worker.uplink for worker in workers)
+        name = fingerprint(self.registry.table.digest, len(workers), len(self.plan.servers))
+        ready = measured or not self._config.auto_slices
+        change = tuning.look(took, now, name, ready=ready)
+        if change is not None:
+            self._post.log("info", f"tuning: {change.slice_bytes} bytes a slice, {change.window} "
+                           f"slices under way, {change.pack_bytes} bytes packed")  # fmt: skip
+            self.fences.request(change)
+        record = tuning.news(name)
+        if record is not None:
+            self._post.add(Learnt(record))
+
     def adopt(self, plan: PlanMessage) -> None:
         """All servers have the proposed plan: it is the plan now, GO tells the workers."""
         self.plan = plan
+        if self.tuning is not None:
+            self.tuning.adopted(plan)
         self.proposal = None
         self.fences.close()
         self._post.workers(Go(plan.fence, plan))
@@ -289,6 +320,8 @@ class Job:
     def _give_up(self, cause: str) -> None:
         """Let everybody pass the open fence with the plan as it is."""
         number = self.fences.abort()
+        if self.tuning is not None and self.fences.given_up is not None:
+            self.tuning.given_up(self.fences.given_up.step)
         if number:
             self._post.log("warning", f"fence {number} given up: {cause}")
             self._post.workers(Go(number, self.plan))
@@ -303,6 +336,7 @@ class Job:
         self.proposal = self.plan._replace(
             slice_bytes=change.slice_bytes or self.plan.slice_bytes,
             pack_bytes=pack_bytes,
+            window=self.plan.window if change.window is None else change.window,
             packing=self._packing(pack_bytes),
             packed=len(self.registry.table),
             fence=fence.number,

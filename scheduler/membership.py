@@ -8,6 +8,7 @@ is out (``sealed``) places may be freed and taken again, afterwards membership i
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -59,6 +60,14 @@ class Member:
         """Bytes per second of its link as it has measured them, 0 while it has not."""
         rate = self.info.get("uplink")
         return rate if isinstance(rate, float) and rate > 0 else 0.0
+
+    @property
+    def pace(self) -> tuple[int, float] | None:
+        """How many fence points it has passed, and by its own clock when it came to the last."""
+        match self.info.get("passed"):
+            case (int(step), float(at)) if step > 0 and math.isfinite(at):
+                return step, at
+        return None
 
     @property
     def is_worker(self) -> bool:

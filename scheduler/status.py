@@ -27,6 +27,7 @@ def describe(config: Config, members: Membership, job: Job | None, now: float) -
     if len(everyone) > DETAILED:
         for entry in everyone:
             del entry["info"]
+    picture["tunes"] = config.tune
     if job is None:
         return picture
     plan, table = job.plan, job.registry.table
@@ -41,6 +42,7 @@ def describe(config: Config, members: Membership, job: Job | None, now: float) -
         "tensors": len(table),
         "bytes": job.registry.nbytes,
         "packing": len(plan.packing),
+        "tune": None if job.tuning is None else job.tuning.picture(),
         "fence": None if fence is None else {**fence._asdict(), "awaited": awaited},
         "gathers": job.gathers.waiting(at_work),
         "unnamed": job.registry.unnamed(at_work, SHOWN_NAMES),

@@ -188,7 +188,7 @@ class Engine:
             self._actions.append(FetchPlan(len(self.table)))
             return
         self._holding.adopt(event.plan, event.index)
-        self._flow.resize(event.plan.message.slice_bytes)
+        self._flow.resize(event.plan.message.slice_bytes, event.plan.message.window)
         self._egress.clear()
         self._parking = Parking(self._park_bytes)
         self._parking.used = sum(nbytes for _, nbytes in self._early)

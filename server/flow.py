@@ -35,9 +35,10 @@ class Flow:
         """Workers that have been attached."""
         return tuple(self._inflows)
 
-    def resize(self, slice_bytes: int) -> None:
-        """Slices have another size; windows that shrink do so as bytes arrive."""
-        self._window = self._bounds.window(slice_bytes)
+    def resize(self, slice_bytes: int, slices: int = 0) -> None:
+        """Slices have another size, windows hold ``slices`` of them (0: as settings say); windows
+        that shrink do so as bytes arrive."""
+        self._window = self._bounds.window(slice_bytes, slices)
         self._skew = Skew(self._bounds.slack(slice_bytes))
         for inflow in self._inflows.values():
             inflow.window = self._window

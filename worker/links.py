@@ -66,7 +66,7 @@ class Links:
     def adopt(self, plan: Plan, now: float) -> None:
         """A new plan: pushes in flight of the old one are void; connections stay."""
         self.plan = plan
-        self._window = self._bounds.window(plan.message.slice_bytes)
+        self._window = self._bounds.window(plan.message.slice_bytes, plan.message.window)
         for server in range(len(plan.servers)):
             self._links.setdefault(server, Link(now))
         for link in self._links.values():

@@ -65,6 +65,7 @@ class Session:
         self._firings: dict[str, dict[int, int]] = {}
         self._tickets: set[Ticket] = set()
         self._called = time.monotonic()
+        self._passed = (0, self._called)  # the last fence point: its number, when it was reached
         self._speed = (0.0, 0)
         if settings.coordinator is None:
             raise ConfigError(
@@ -187,7 +188,9 @@ class Session:
         with self._lock:
             if not self._gate.waiting:
                 self._release = threading.Event()  # one a fence: the last may still be awaited
-            if not self._gate.arrive():
+            held = self._gate.arrive()
+            self._passed = (self._gate.step, self._called)
+            if not held:
                 return
             release = self._release
         self.check()  # a failure that came before the lock has set an older event
@@ -232,7 +235,7 @@ class Session:
         counters: dict[str, Any] = dict(self._comm.core.counters) if self._comm.core else {}
         links = {str(server): how for server, how in self.transports().items()}
         uplink = self._comm.core.uplink.rate if self._comm.core else 0.0
-        return counters | {"links": links, "uplink": uplink}
+        return counters | {"links": links, "uplink": uplink, "passed": self._passed}
 
     @property
     def sharing(self) -> bool:

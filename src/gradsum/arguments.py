@@ -20,6 +20,7 @@ _LOGGING = ("log_level", "log_format")
 _LIVENESS = ("heartbeat", "suspect", "lease")
 _FLOW = ("transport", "schedule", "slice_bytes", "credit_bytes", "skew_bytes", "pack_bytes",
          "park_bytes")  # fmt: skip
+_TUNING = ("tune", "tune_file")
 _LIMITS = ("max_tensors", "max_job_bytes")
 _DAEMON = ("insecure", "deterministic", *_FLOW, *_LIMITS, *_LIVENESS, "start_timeout",
            "connect_timeout", "shutdown_timeout", *_LOGGING)  # fmt: skip
@@ -96,7 +97,7 @@ def _coordinator_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="end with the first job")
     parser.add_argument("--port-file", type=Path, metavar="FILE", help="write HOST:PORT there")
-    _settings_options(parser, _DAEMON)  # fmt: skip
+    _settings_options(parser, (*_TUNING, *_DAEMON))  # fmt: skip
 
 
 def _server_options(parser: argparse.ArgumentParser) -> None:
@@ -138,7 +139,7 @@ def _launch_options(parser: argparse.ArgumentParser) -> None:
     )
     add("-v", "--verbose", action="store_true", help="show what the daemons say, too")
     add("words", nargs=argparse.REMAINDER, metavar="command", help="what to run")
-    _settings_options(parser, ("coordinator", "job", *_WORKER))  # fmt: skip
+    _settings_options(parser, ("coordinator", "job", *_TUNING, *_WORKER))  # fmt: skip
 
 
 def _status_options(parser: argparse.ArgumentParser) -> None:
@@ -153,6 +154,13 @@ def _status_options(parser: argparse.ArgumentParser) -> None:
     _settings_options(parser, ("coordinator",))  # fmt: skip
 
 
+def _tune_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--file", type=Path, metavar="FILE", help="show what a tune_file keeps; asks nobody"
+    )
+    _status_options(parser)
+
+
 def _doctor_options(parser: argparse.ArgumentParser) -> None:
     _json(parser)
     parser.add_argument(
@@ -162,7 +170,7 @@ def _doctor_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="for each look at another host (default 5)",
     )
-    _settings_options(parser, ("coordinator", "bind", *_WORKER))  # fmt: skip
+    _settings_options(parser, ("coordinator", "bind", *_TUNING, *_WORKER))  # fmt: skip
 
 
 def _bench_options(parser: argparse.ArgumentParser) -> None:
@@ -176,6 +184,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "server": ("Run summation servers that join a coordinator.", _server_options),
     "launch": ("Run a training script on several workers.", _launch_options),
     "status": ("Show what a running service does.", _status_options),
+    "tune": ("Show what tuning has tried and found.", _tune_options),
     "doctor": ("Check this machine, the settings and the network.", _doctor_options),
     "bench": ("Measure how fast the service sums, with every sum checked.", _bench_options),
     "version": ("Show gradsum's version.", _json),

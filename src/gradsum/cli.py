@@ -148,6 +148,16 @@ def _status(args: argparse.Namespace) -> int:
     return run(settings, args.timeout, as_json=args.json)
 
 
+def _tune(args: argparse.Namespace) -> int:
+    from gradsum.deploy.tune import run, show
+
+    if args.file is not None:
+        return show(args.file, as_json=args.json)
+    settings = _load(args)
+    settings.require("coordinator")
+    return run(settings, args.timeout, as_json=args.json)
+
+
 def _doctor(args: argparse.Namespace) -> int:
     from gradsum.deploy.doctor import run
 
@@ -172,6 +182,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = MappingProxyType(
         "server": _server,
         "launch": _launch,
         "status": _status,
+        "tune": _tune,
         "doctor": _doctor,
         "bench": _bench,
         "version": _version,

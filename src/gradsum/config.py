@@ -105,6 +105,12 @@ class Settings:
         "how far a worker may run ahead of the slowest; auto: 4 slices",
     )
     pack_bytes: int = _option(MIB, size(0), "small tensors share buffers of this size; 0: never")
+    tune: bool = _option(
+        False, FLAG, "search the fastest slices, credit window and packing while the job runs"
+    )
+    tune_file: str | None = _option(
+        None, TEXT, "JSON file of the coordinator: what tuning found, tried first the next time"
+    )
     park_bytes: int = _option(256 * MIB, size(0), "memory for frames whose turn has not come")
     deterministic: bool = _option(False, FLAG, "add in rank order: the same bits on every run")
     nan_guard: bool = _option(False, FLAG, "raise when a gradient is not finite, naming it")
