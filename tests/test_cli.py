@@ -22,7 +22,8 @@ from gradsum.errors import (
     UsageError,
 )
 
-COMMANDS = ("coordinator", "server", "launch", "status", "tune", "doctor", "bench", "version")
+COMMANDS = ("coordinator", "server", "launch", "status", "tune", "doctor", "bench", "plan",
+            "version")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -191,7 +191,11 @@ def test_the_file_map_names_every_module_and_no_other() -> None:
 
 
 def test_the_readme_fits() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 220
+    """What is to be read; the file map grows by a row for three files."""
+    text, _, tail = (ROOT / "README.md").read_text(encoding="utf-8").partition("## File map")
+    files = sum(line.startswith("|") for line in tail.splitlines())
+    assert len((text + tail).splitlines()) - files < 165
+    assert files < 80
 
 
 def test_commands_flags_and_variables_that_pages_name_exist(

@@ -15,6 +15,8 @@ from gradsum.config import options
 from gradsum.values import Kind, count, seconds
 
 DEFAULT_PORT = 7700
+_ELSEWHERE = ("bench", "plan")
+"""Commands whose options are in a module of their own, read only for them."""
 
 _LOGGING = ("log_level", "log_format")
 _LIVENESS = ("heartbeat", "suspect", "lease")
@@ -37,7 +39,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (text, add_options) in _COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        if name != "bench" or list(words[:1]) == [name]:  # whose options are a module of their own
+        if name not in _ELSEWHERE or list(words[:1]) == [name]:
             add_options(sub)
         _alias(sub)
     return parser.parse_args(words)
@@ -179,6 +181,12 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
 
 
+def _plan_options(parser: argparse.ArgumentParser) -> None:
+    from gradsum.deploy.plan import add_arguments
+
+    add_arguments(parser)
+
+
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "coordinator": ("Run the coordinator of a service.", _coordinator_options),
     "server": ("Run summation servers that join a coordinator.", _server_options),
@@ -187,5 +195,6 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "tune": ("Show what tuning has tried and found.", _tune_options),
     "doctor": ("Check this machine, the settings and the network.", _doctor_options),
     "bench": ("Measure how fast the service sums, with every sum checked.", _bench_options),
+    "plan": ("Say how many CPU machines a job should add.", _plan_options),
     "version": ("Show gradsum's version.", _json),
 }

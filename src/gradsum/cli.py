@@ -170,6 +170,12 @@ def _bench(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def _plan(args: argparse.Namespace) -> int:
+    from gradsum.deploy.plan import run
+
+    return run(args)
+
+
 def _version(args: argparse.Namespace) -> int:
     version = importlib.metadata.version("gradsum")
     print(json.dumps({"gradsum": version}) if args.json else f"gradsum {version}")
@@ -185,6 +191,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = MappingProxyType(
         "tune": _tune,
         "doctor": _doctor,
         "bench": _bench,
+        "plan": _plan,
         "version": _version,
     }
 )
