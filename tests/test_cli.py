@@ -22,7 +22,7 @@ from gradsum.errors import (
     UsageError,
 )
 
-COMMANDS = ("coordinator", "server", "launch", "status", "doctor", "bench", "version")
+COMMANDS = ("coordinator", "server", "launch", "status", "doctor", "bench", "trace", "version")
 
 
 @pytest.fixture(autouse=True)

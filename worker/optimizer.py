@@ -21,6 +21,7 @@ from gradsum.errors import NotBuilt, UsageError
 from gradsum.worker.client import Client
 from gradsum.worker.compression import Compressor, require_compressor
 from gradsum.worker.gradients import Gradients
+from gradsum.worker.marks import marked
 from gradsum.worker.naming import Naming
 
 _SCALER = "torch.amp.grad_scaler"
@@ -75,6 +76,7 @@ class Distributed(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
         self._gradients.remember()
 
+    @marked("gradsum::synchronize")
     def synchronize(self) -> None:
         """End the window: wait until every gradient is the mean over the ranks."""
         self._gradients.close(self.__dict__["param_groups"])

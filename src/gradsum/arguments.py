@@ -24,7 +24,7 @@ _DAEMON = ("insecure", "deterministic", *_FLOW, *_LIMITS, *_LIVENESS, "start_tim
            "connect_timeout", "shutdown_timeout", *_LOGGING)  # fmt: skip
 _WORKER = ("deterministic", "nan_guard", "share_gradients", *_FLOW, *_LIMITS, *_LIVENESS,
            "start_timeout", "connect_timeout", "stall_warning", "stall_timeout", "request_timeout",
-           "shutdown_timeout", *_LOGGING)  # fmt: skip
+           "shutdown_timeout", "trace", *_LOGGING)  # fmt: skip
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -108,7 +108,7 @@ def _server_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="end with the first job")
     parser.add_argument("--port-file", type=Path, metavar="FILE", help="write HOST:PORT there")
-    _settings_options(parser, ("coordinator", "bind", "advertise", *_DAEMON))  # fmt: skip
+    _settings_options(parser, ("coordinator", "bind", "advertise", "trace", *_DAEMON))  # fmt: skip
 
 
 def _launch_options(parser: argparse.ArgumentParser) -> None:
@@ -170,6 +170,17 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
 
 
+def _trace_options(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    text = "Make one timeline of the files in a folder, on one clock; Perfetto opens it."
+    merge = actions.add_parser("merge", help=text, description=text, allow_abbrev=False)
+    merge.add_argument("folder", type=Path, metavar="DIR", help="what GRADSUM_TRACE named")
+    merge.add_argument(
+        "--out", type=Path, metavar="FILE", help="the merged timeline (default DIR/timeline.json)"
+    )
+    _json(merge)
+
+
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "coordinator": ("Run the coordinator of a service.", _coordinator_options),
     "server": ("Run summation servers that join a coordinator.", _server_options),
@@ -177,5 +188,6 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "status": ("Show what a running service does.", _status_options),
     "doctor": ("Check this machine, the settings and the network.", _doctor_options),
     "bench": ("Measure how fast the service sums, with every sum checked.", _bench_options),
+    "trace": ("Merge timelines that GRADSUM_TRACE has written.", _trace_options),
     "version": ("Show gradsum's version.", _json),
 }

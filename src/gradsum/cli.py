@@ -160,6 +160,12 @@ def _bench(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def _trace(args: argparse.Namespace) -> int:
+    from gradsum.deploy.trace import merge
+
+    return merge(args.folder, args.out, as_json=args.json)
+
+
 def _version(args: argparse.Namespace) -> int:
     version = importlib.metadata.version("gradsum")
     print(json.dumps({"gradsum": version}) if args.json else f"gradsum {version}")
@@ -174,6 +180,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = MappingProxyType(
         "status": _status,
         "doctor": _doctor,
         "bench": _bench,
+        "trace": _trace,
         "version": _version,
     }
 )
