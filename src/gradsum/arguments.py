@@ -171,14 +171,11 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _trace_options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    text = "Make one timeline of the files in a folder, on one clock; Perfetto opens it."
-    merge = actions.add_parser("merge", help=text, description=text, allow_abbrev=False)
-    merge.add_argument("folder", type=Path, metavar="DIR", help="what GRADSUM_TRACE named")
-    merge.add_argument(
-        "--out", type=Path, metavar="FILE", help="the merged timeline (default DIR/timeline.json)"
-    )
-    _json(merge)
+    add = parser.add_argument
+    add("action", choices=["merge"], help="merge: make one timeline, on one clock, for Perfetto")
+    add("folder", type=Path, metavar="DIR", help="the folder that GRADSUM_TRACE named")
+    add("--out", type=Path, metavar="FILE", help="where to write (default DIR/timeline.json)")
+    _json(parser)
 
 
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {

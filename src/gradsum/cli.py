@@ -28,6 +28,7 @@ from gradsum.errors import (
     UsageError,
 )
 from gradsum.proto.address import Address, parse_address
+from gradsum.trace import require_writable
 
 _EXIT_CODES: tuple[tuple[type[GradsumError], int], ...] = (
     (ConfigError, 2),
@@ -113,6 +114,8 @@ def _launch(args: argparse.Namespace) -> int:
         )
     settings = load(vars(args), without_ranks(os.environ))
     _start_log(settings, "[launch]")
+    if settings.trace is not None:  # said here once, before every child says it
+        require_writable(Path(settings.trace))
     return run(
         Launch(
             command=tuple(command),

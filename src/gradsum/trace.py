@@ -114,7 +114,7 @@ class Trace:
         self._total = 0
         self._written = -1
         self._lock = threading.RLock()  # a signal handler may write while its thread records
-        _require_writable(folder)
+        require_writable(folder)
 
     @classmethod
     def of(cls, folder: str | None, role: str) -> Trace | None:
@@ -163,7 +163,8 @@ class Trace:
         return document(about, events(spans, os.getpid(), f"{self.role} {self.number}"))
 
 
-def _require_writable(folder: Path) -> None:
+def require_writable(folder: Path) -> None:
+    """Make the folder if need be; ConfigError unless a file can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
