@@ -43,6 +43,7 @@ from gradsum.scheduler.table import TensorSpec
 from gradsum.server.adder import Adder
 from gradsum.server.bindings import Bindings, Bound
 from gradsum.server.engine import (
+    Adopt,
     Attached,
     Engine,
     Extend,
@@ -55,6 +56,8 @@ from gradsum.server.engine import (
 )
 from gradsum.server.membership import Membership
 from gradsum.server.neighbours import Neighbours
+from gradsum.server.timeline import Timeline
+from gradsum.trace import Trace
 
 BATCH: Final = 32
 TURN: Final = 0.05
@@ -84,6 +87,8 @@ class Shard:
             park_bytes=settings.park_bytes, heartbeat=settings.heartbeat,
             adder=Adder(self._neighbours.memory.take), schedule=SCHEDULES[settings.schedule],
         )  # fmt: skip
+        trace = Trace.of(settings.trace, "server")
+        self._timeline = None if trace is None else Timeline(trace, self._engine)
         self._exit: int | None = None
         self._drain_by: float | None = None
         self._limited = RateLimited(log, 5.0)
@@ -140,6 +145,7 @@ class Shard:
             self._context.term()
             self._neighbours.memory.close()
             os.close(self._wake)
+            self._write_trace()
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -180,7 +186,10 @@ class Shard:
     def _carry_out(self, actions: list[Any], now: float) -> None:
         for action in actions:
             if isinstance(action, SendSum):
-                self._send(action)
+                if self._timeline is None:
+                    self._send(action)
+                else:
+                    self._timeline.sends(action, self._send)
             elif isinstance(action, FetchPlan):
                 self._membership.fetch(action.start, now)
 
@@ -209,7 +218,11 @@ class Shard:
         if header.kind == data.PLACED_PUSH:
             header = header._replace(kind=data.PUSH)
             payload = self._read(bound, payload, header.length)
-        self._step(Frame(bound.rank, header, payload), now)
+        frame = Frame(bound.rank, header, payload)
+        if self._timeline is None:
+            self._step(frame, now)
+        else:
+            self._carry_out(self._timeline.step(frame, now), now)
 
     def _read(self, bound: Bound, place: Any, length: int) -> memoryview:
         """A payload in a neighbour's memory; a worker whose memory cannot be read is told."""
@@ -344,6 +357,7 @@ class Shard:
                 self._bindings.clear()
                 self._neighbours.clear()
             self._step(event, now)
+            self._note(event)
         membership.events.clear()
         for message in membership.outbox:
             self._say(message)
@@ -351,9 +365,25 @@ class Shard:
         for note in membership.notes:
             log.info("%s", note)
         membership.notes.clear()
-        if membership.over is not None and self._once:
-            self._exit = int(membership.over.failed)
+        if membership.over is not None:
+            self._write_trace()
+            if self._once:
+                self._exit = int(membership.over.failed)
         membership.over = None
+
+    def _note(self, event: Any) -> None:
+        """Tell the trace who we are, and that a job is over."""
+        welcome = self._membership.welcome
+        if self._timeline is None:
+            return
+        if isinstance(event, Adopt) and welcome is not None:
+            self._timeline.trace.number = welcome.rank
+        elif isinstance(event, Reset):
+            self._timeline.forget()
+
+    def _write_trace(self) -> None:
+        if self._timeline is not None:
+            self._timeline.trace.write()
 
     def _prepare(self, specs: tuple[TensorSpec, ...]) -> None:
         """Import torch beside the loop when a half type is announced: 2-3 s of silence in the loop

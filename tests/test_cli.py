@@ -23,7 +23,7 @@ from gradsum.errors import (
 )
 
 COMMANDS = ("coordinator", "server", "launch", "status", "tune", "doctor", "bench", "plan",
-            "version")  # fmt: skip
+            "trace", "version")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

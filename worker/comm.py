@@ -76,6 +76,7 @@ class Comm(threading.Thread):
         self._poller.register(self._wake, zmq.POLLIN)
         self._coordinator: Any = None
         self._memory = session.memory
+        self._timeline = session.timeline
         self._servers = Servers(self._context, self._poller, self._settings, self._memory)
         self._watches: list[tuple[Condition, Ticket]] = []
         self._passage = Passage()
@@ -183,9 +184,17 @@ class Comm(threading.Thread):
         """Pushes leave for a while; copying them into shared memory takes time, and a sum that is
         there meanwhile lets the others go on."""
         while self._outgoing:
-            self._servers.send(self._outgoing.popleft())
+            push = self._outgoing.popleft()
+            if self._timeline is not None:
+                self._timeline.leaves(push, self._run())
+            self._servers.send(push)
             if time.monotonic() - now > TURN:
                 return
+
+    def _run(self) -> str:
+        """The coordinator that the plan is of: it tells one run from another."""
+        plan = None if self.core is None else self.core.plan
+        return "" if plan is None else plan.message.coordinator
 
     def _check_watches(self) -> None:
         core = self.core
@@ -237,6 +246,8 @@ class Comm(threading.Thread):
 
     def _hear(self, connection: Connection, now: float) -> None:
         while (envelope := connection.hear()) is not None:
+            if self._timeline is not None:
+                self._timeline.heard(envelope.records)
             self.feed(
                 protocol.Records(
                     connection.info.number, envelope.epoch, envelope.server_incarnation,
@@ -250,7 +261,13 @@ class Comm(threading.Thread):
             if received is None:
                 self._reconnect(server, now, remote=True)
             else:
-                self.feed(protocol.SumFrame(server, *received), now)
+                self._take_sum(protocol.SumFrame(server, *received), now)
+
+    def _take_sum(self, event: protocol.SumFrame, now: float) -> None:
+        if self._timeline is None or self.core is None:
+            self.feed(event, now)
+        else:
+            self._timeline.takes(event, self.core, self._run(), lambda sum_: self.feed(sum_, now))
 
     def feed(self, event: Any, now: float) -> None:
         """Give the core an event and carry out its actions."""

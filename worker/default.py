@@ -74,9 +74,13 @@ def _session(settings: config.Settings) -> Session:
 
         return LocalSession(settings)
     from gradsum.worker.session import Session as Networked
+    from gradsum.worker.timeline import write_on_sigterm
 
     settings.require("coordinator", "rank", "world_size")
-    return Networked.open(settings)
+    session = Networked.open(settings)
+    if session.timeline is not None:
+        write_on_sigterm(session.timeline.trace)
+    return session
 
 
 default: Final = Default()

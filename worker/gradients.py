@@ -19,6 +19,7 @@ from gradsum.errors import UsageError
 from gradsum.scheduler.policy import Policy
 from gradsum.worker.client import Client
 from gradsum.worker.compression import Compressor
+from gradsum.worker.marks import marked
 from gradsum.worker.naming import Naming
 from gradsum.worker.order import ForwardOrder
 from gradsum.worker.parameters import Round, Tracked
@@ -224,6 +225,7 @@ class Gradients:
         if self._session.settings.nan_guard:
             self._tracked[index].require_finite(self._session.rank)
 
+    @marked("gradsum::push")
     def _push(self, index: int, version: int) -> None:
         tracked = self._tracked[index]
         grad = tracked.dense_grad()

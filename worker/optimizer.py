@@ -24,6 +24,7 @@ from gradsum.worker.client import Client
 from gradsum.worker.compression import Compressor, require_compressor
 from gradsum.worker.crossing import Crossing, Group
 from gradsum.worker.gradients import Gradients
+from gradsum.worker.marks import marked
 from gradsum.worker.naming import Naming
 from gradsum.worker.order import ForwardOrder
 from gradsum.worker.readers import Readers
@@ -94,6 +95,7 @@ class Distributed(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
         self._gradients.remember()
 
+    @marked("gradsum::synchronize")
     def synchronize(self) -> None:
         """End the window: wait until every gradient is the mean over the ranks."""
         self.settle()

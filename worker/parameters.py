@@ -16,6 +16,7 @@ import torch
 from gradsum.errors import NonFinite, UsageError
 from gradsum.scheduler.table import TensorSpec
 from gradsum.worker.face import Handle
+from gradsum.worker.marks import marked
 from gradsum.worker.sinks import TensorSink
 from gradsum.worker.tensors import Watch, in_place
 
@@ -154,6 +155,7 @@ class Round:
         """Whether ``wait`` would return, or raise, at once."""
         return self._handle.done()
 
+    @marked("gradsum::wait")
     def wait(self) -> bool:
         """Whether anybody gave a gradient; raises what ended the round."""
         return self._handle.wait().present

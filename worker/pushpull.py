@@ -19,6 +19,7 @@ from gradsum.worker.bundle import Bundles, Load
 from gradsum.worker.client import Client, Entry
 from gradsum.worker.compression import Compressor
 from gradsum.worker.face import Handle
+from gradsum.worker.marks import marked
 from gradsum.worker.sinks import TensorSink
 from gradsum.worker.tensors import Watch, dtype_name, require_dense, source_bytes, spec_of
 
@@ -72,6 +73,7 @@ class PushPullHandle:
     def _handles(self) -> list[Handle]:
         return [part.handle for part in self._parts] + [load.handle for load in self._loads]
 
+    @marked("gradsum::wait")
     def _finish(self, timeout: float | None) -> list[torch.Tensor]:
         deadline = None if timeout is None else time.monotonic() + timeout
         for handle in self._handles():
@@ -87,6 +89,7 @@ class PushPullHandle:
         return [results[place] for place in sorted(results)]
 
 
+@marked("gradsum::push")
 def start(
     client: Client,
     tensors: Tensors,

@@ -24,12 +24,14 @@ from gradsum.proto.transport.memory import keep_freed_memory
 from gradsum.proto.transport.shared import SharedMemory
 from gradsum.scheduler.policy import SUM, require_built
 from gradsum.scheduler.table import NAME_HINT, TensorSpec, name_error
+from gradsum.trace import Trace
 from gradsum.worker import core as protocol
 from gradsum.worker.comm import Comm, Condition
 from gradsum.worker.fence import Gate
 from gradsum.worker.handle import Handle, Ticket
 from gradsum.worker.membership import Membership
 from gradsum.worker.rounds import Op, Sink
+from gradsum.worker.timeline import Timeline, WatchedHandle
 
 log = logging.getLogger("gradsum.worker")
 
@@ -73,6 +75,8 @@ class Session:
                 hint="set GRADSUM_COORDINATOR=HOST:PORT, or start with: gradsum launch",
             )
         address = parse_address(settings.coordinator, "coordinator")
+        trace = Trace.of(settings.trace, "worker")
+        self.timeline = None if trace is None else Timeline(trace)
         self.memory = SharedMemory(settings.transport != "tcp")
         hello = control.Hello(
             PROTOCOL, "worker", settings.job, settings.rank, settings.world_size,
@@ -146,12 +150,16 @@ class Session:
                 tensor=spec.name,
             )
         op = Op(key, spec.name, version, source, sink, priority)
-        handle = op.handle = Handle(op, self.settings.stall_timeout)
+        handle = op.handle = self._handle(op)
         self._called = time.monotonic()
         self._comm.submit(op)
         if self._failure is not None:  # it came meanwhile: nobody will settle this one
             handle.finish(self._failure)
         return handle
+
+    def _handle(self, op: Op) -> Handle:
+        timeout, timeline = self.settings.stall_timeout, self.timeline
+        return Handle(op, timeout) if timeline is None else WatchedHandle(op, timeout, timeline)
 
     # -- all ranks together -------------------------------------------------------------------
 
@@ -315,6 +323,8 @@ class Session:
         self._comm.join(self.settings.shutdown_timeout)
         hint = "wait for what other threads do before shutdown()"
         self._settle(UsageError("gradsum was shut down meanwhile", hint=hint))
+        if self.timeline is not None:
+            self.timeline.trace.write()
 
     # -- waiting ------------------------------------------------------------------------------
 
@@ -363,6 +373,8 @@ class Session:
         welcome = self._membership.welcome
         if welcome is not None:
             self.rank, self.size = welcome.rank, welcome.world
+            if self.timeline is not None:
+                self.timeline.trace.number = welcome.rank
         if not self._ready.is_set():
             self.pack_bytes = plan.pack_bytes
         self._ready.set()

@@ -28,7 +28,7 @@ _DAEMON = ("insecure", "deterministic", *_FLOW, *_LIMITS, *_LIVENESS, "start_tim
            "connect_timeout", "shutdown_timeout", *_LOGGING)  # fmt: skip
 _WORKER = ("deterministic", "nan_guard", "share_gradients", *_FLOW, *_LIMITS, *_LIVENESS,
            "start_timeout", "connect_timeout", "stall_warning", "stall_timeout", "request_timeout",
-           "shutdown_timeout", *_LOGGING)  # fmt: skip
+           "shutdown_timeout", "trace", *_LOGGING)  # fmt: skip
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -112,7 +112,7 @@ def _server_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="end with the first job")
     parser.add_argument("--port-file", type=Path, metavar="FILE", help="write HOST:PORT there")
-    _settings_options(parser, ("coordinator", "bind", "advertise", *_DAEMON))  # fmt: skip
+    _settings_options(parser, ("coordinator", "bind", "advertise", "trace", *_DAEMON))  # fmt: skip
 
 
 def _launch_options(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +187,14 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
 
 
+def _trace_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("action", choices=["merge"], help="merge: make one timeline, on one clock, for Perfetto")
+    add("folder", type=Path, metavar="DIR", help="the folder that GRADSUM_TRACE named")
+    add("--out", type=Path, metavar="FILE", help="where to write (default DIR/timeline.json)")
+    _json(parser)
+
+
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "coordinator": ("Run the coordinator of a service.", _coordinator_options),
     "server": ("Run summation servers that join a coordinator.", _server_options),
@@ -196,5 +204,6 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "doctor": ("Check this machine, the settings and the network.", _doctor_options),
     "bench": ("Measure how fast the service sums, with every sum checked.", _bench_options),
     "plan": ("Say how many CPU machines a job should add.", _plan_options),
+    "trace": ("Merge timelines that GRADSUM_TRACE has written.", _trace_options),
     "version": ("Show gradsum's version.", _json),
 }

@@ -28,6 +28,7 @@ from gradsum.errors import (
     UsageError,
 )
 from gradsum.proto.address import Address, parse_address
+from gradsum.trace import require_writable
 
 _EXIT_CODES: tuple[tuple[type[GradsumError], int], ...] = (
     (ConfigError, 2),
@@ -113,6 +114,8 @@ def _launch(args: argparse.Namespace) -> int:
         )
     settings = load(vars(args), without_ranks(os.environ))
     _start_log(settings, "[launch]")
+    if settings.trace is not None:  # said here once, before every child says it
+        require_writable(Path(settings.trace))
     return run(
         Launch(
             command=tuple(command),
@@ -176,6 +179,12 @@ def _plan(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def _trace(args: argparse.Namespace) -> int:
+    from gradsum.deploy.trace import merge
+
+    return merge(args.folder, args.out, as_json=args.json)
+
+
 def _version(args: argparse.Namespace) -> int:
     version = importlib.metadata.version("gradsum")
     print(json.dumps({"gradsum": version}) if args.json else f"gradsum {version}")
@@ -192,6 +201,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = MappingProxyType(
         "doctor": _doctor,
         "bench": _bench,
         "plan": _plan,
+        "trace": _trace,
         "version": _version,
     }
 )

@@ -17,7 +17,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gradsum.errors import ConfigError
-from gradsum.values import ADDRESS, FLAG, TEXT, Kind, automatic, choice, count, seconds, size
+from gradsum.values import (
+    ADDRESS,
+    FLAG,
+    FOLDER,
+    TEXT,
+    Kind,
+    automatic,
+    choice,
+    count,
+    seconds,
+    size,
+)
 
 CONFIG_FILE = "gradsum.toml"
 CONFIG_VARIABLE = "GRADSUM_CONFIG"
@@ -129,6 +140,9 @@ class Settings:
         "INFO", choice("DEBUG", "INFO", "WARNING", "ERROR"), "least severe message that is logged"
     )
     log_format: str = _option("text", choice("text", "json"), "of the log")
+    trace: str | None = _option(
+        None, FOLDER, "each worker and server writes its timeline there; see gradsum trace merge"
+    )
     origins: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
     unknown: tuple[str, ...] = field(default=(), repr=False, compare=False)
     """GRADSUM_ variables that mean nothing here: most likely misspelt."""

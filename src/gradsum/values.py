@@ -128,4 +128,5 @@ def _address(raw: Any) -> str:
 
 FLAG = Kind("BOOL", "1 or 0, true or false, yes or no, on or off", _flag)
 TEXT = Kind("TEXT", "printable text", _text)
+FOLDER = Kind("DIR", "the path of a folder", _text)
 ADDRESS = Kind("HOST:PORT", "HOST:PORT, with an IPv6 host in brackets", _address)
