@@ -40,13 +40,18 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 def chosen(args: argparse.Namespace) -> list[Case]:
     """The cases asked for, under the settings asked for."""
-    names = [n for n in CASES if args.all or any(n.startswith(each) for each in args.cases)]
+    names = [n for n in CASES if args.all or any(_names(each, n) for each in args.cases)]
     cases = [CASES[name] for name in names]
     for setting in args.set:
         name, _, values = setting.partition("=")
         cases = [case.with_settings(**{name.upper(): value})
                  for case in cases for value in values.split(",")]  # fmt: skip
     return cases
+
+
+def _names(word: str, case: str) -> bool:
+    """Whether a word is a case's name, or the beginning of it and no case's name."""
+    return word == case or (word not in CASES and case.startswith(word))
 
 
 def run(args: argparse.Namespace) -> int:

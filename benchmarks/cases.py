@@ -4,7 +4,12 @@ A case says where it runs (``shm`` and ``loopback``: one host; ``links``: a lab)
 workers and servers, on which bytes, and against what. ``share`` is the part of the probed link that
 a round uses, by the time that it would take at best; ``ratio`` is Gloo's time by ours. A case with
 a ``model`` trains its profile (benchmarks/training.py); ``optimum`` is the time that a step would
-take with instant preemption and no overhead, by the time that it took.
+take with instant preemption and no overhead, by the time that it took; ``predicted`` compares it
+with what the simulator says. ``placement``: how near the bytes at each interface are to the
+formula. A ``program`` is another one of benchmarks/: ``urgent`` gives the p99 delay of an urgent
+sum under a backlog, ``transformer`` what going across the barrier gains, measured by predicted.
+``later``: the links change while the job runs; ``settled`` are the median seconds of the last steps
+before and at the end.
 """
 
 from __future__ import annotations
@@ -40,6 +45,8 @@ class Case:
     busy: float = 1.0  # communication by computation
     contender: str = "gradsum"
     barrier: bool = False
+    program: str = ""
+    later: float = 0.0  # rate of all links for as many further rounds
 
     @property
     def best(self) -> float:
@@ -60,11 +67,13 @@ def _links(n: int, k: int, rate: float, congestion: str, **owed: float) -> Case:
                 rounds=6)  # fmt: skip
 
 
-def _training(model: str, busy: float, contender: str = "gradsum", **owed: float) -> Case:
+def _training(
+    model: str, busy: float, contender: str = "gradsum", nbytes: int = 32_000_000, **owed: float
+) -> Case:
     barrier = contender == "fifo"
     policy = "" if contender == "gradsum" else f"-{contender}"
     return Case(
-        f"train-{model}-{busy:g}{policy}", "links", 4, 4, 32_000_000, rate=200.0, model=model,
+        f"train-{model}-{busy:g}{policy}", "links", 4, 4, nbytes, rate=200.0, model=model,
         busy=busy, contender="ddp" if contender == "ddp" else "gradsum", barrier=barrier,
         settings={} if contender == "ddp" else {"SCHEDULE": contender}, rounds=10, owed=owed,
     )  # fmt: skip
@@ -100,6 +109,16 @@ _ALL: Final = (
       for model in MODELS for busy in (0.5, 1.0, 2.0)),
     *(_training("vgg16", busy, contender)
       for busy in (1.0, 2.0) for contender in ("fifo", "p3", "bytescheduler", "ddp")),
+    *(_training("vgg16", 0.1, contender, nbytes=4_000_000) for contender in ("gradsum", "fifo")),
+    *(replace(_links(4, k, 500, "reno", placement=0.99), name=f"placement-k{k}", gloo=False,
+              settings={"SLICE_BYTES": "64KiB"})  # from the first round on
+      for k in range(5)),
+    replace(_training("vgg16", 1.0), name="tune", rate=500.0, later=100.0, rounds=44, owed={},
+            settings={"TUNE": "1"}),
+    Case("urgent", "links", 4, 4, 32_000_000, rate=500.0, rounds=40, program="urgent",
+         owed={"urgent_p99": 0.025}),
+    Case("transformer", "links", 4, 4, 7_315_968, rate=200.0, rounds=30, program="transformer",
+         owed={"as_predicted": 0.9}, settings={"DETERMINISTIC": "1"}),
 )  # fmt: skip
 
 CASES: Final[Mapping[str, Case]] = MappingProxyType({case.name: case for case in _ALL})

@@ -41,12 +41,22 @@ def environment(case: Case) -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1"} | {f"GRADSUM_{k}": v for k, v in settings.items()}
 
 
+def _later(result: Path) -> Path:
+    """The file with which a program asks for the links' second rate."""
+    return result.with_name("later")
+
+
 def worker_words(case: Case, result: Path, compute: float = 0.0) -> list[str]:
     """One rank's program and its arguments. compute: seconds of a step of training."""
+    if case.program:
+        words = ["-m", f"benchmarks.{case.program}", "--warmup", str(WARMUP)]
+        words += ["--steps", str(case.rounds), "--result", str(result)]
+        return words + ["--bytes", str(case.nbytes)] * (case.program == "urgent")
     if case.model:
         words = ["-m", "benchmarks.training", "--model", case.model, "--bytes", str(case.nbytes)]
         words += ["--compute", str(compute), "--contender", case.contender]
         words += ["--warmup", str(WARMUP), "--steps", str(case.rounds), "--result", str(result)]
+        words += ["--later", str(_later(result))] * bool(case.later)
         return words + ["--barrier"] * case.barrier
     words = ["-m", "gradsum.deploy.bench_worker", "--bytes", str(case.nbytes)]
     words += ["--tensors", str(case.tensors), "--rounds", str(case.rounds + WARMUP)]
@@ -68,12 +78,14 @@ def measure(case: Case) -> dict[str, Any]:
         nodes = [f"w{i}" for i in range(case.workers)] + [f"c{i}" for i in range(case.servers)]
         with Lab(nodes, case.rate, case.congestion) as lab:
             before = link(lab)
-            compute = case.best / before / case.busy
+            compute = case.best / before.goodput / case.busy
             members, servers = _members(case, lab, colocated, result, compute)
             started = {node: lab.counters(node) for node in nodes}
-            found = _watched(case, members, servers, result)
+            found = _watched(case, members, servers, result, lab)
             ended = {node: lab.counters(node) for node in nodes}
-            found["link"] = {"before": before, "after": link(lab)}
+            after = link(lab)
+            found["link"] = {"before": before.goodput, "after": after.goodput}
+            found["overhead"] = (before.overhead + after.overhead) / 2
             found["compute"] = compute
             found["interfaces"] = {
                 node: {
@@ -134,9 +146,9 @@ def _running(members: Sequence[Member], env: dict[str, str]) -> Iterator[list[An
 
 
 def _watched(
-    case: Case, workers: list[Member], daemons: list[Member], result: Path
+    case: Case, workers: list[Member], daemons: list[Member], result: Path, lab: Lab | None = None
 ) -> dict[str, Any]:
-    env = environment(case)
+    env, changed = environment(case), False
     idle = _Idle()
     with _running(daemons, env) as services, _running(workers, env) as ranks:
         usage = _Servers(case)
@@ -145,6 +157,10 @@ def _watched(
             usage.look([process.pid for process in (*services, *ranks)])
             if any(p.poll() for p in (*services, *ranks)) or time.monotonic() > deadline:
                 break
+            if lab is not None and not changed and _later(result).exists():
+                changed = True
+                for node in lab.nodes:
+                    lab.set_rate(node, case.later)
             time.sleep(0.2)
         codes = {name: p.poll() for p, (_, name) in zip(ranks, workers, strict=True)}
         if any(codes.values()) or not result.exists():

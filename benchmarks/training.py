@@ -1,9 +1,10 @@
 """One rank that trains a model whose layers only take time: what scheduling is worth.
 
 Computation is a sleep by the layer profile of a real model, since real computation would fill the
-two cores; the bytes, hooks, optimizer steps and transfers are real. Gradients are whole numbers of
-rank, step and place, and the weights at the end are compared with what they must be, element by
-element: one wrong sum in any step is found. Rank 0 writes JSON, as deploy/bench_worker.py does.
+two cores; a sleep that was too long shortens the next one, as an accelerator would not be late. The
+bytes, hooks, optimizer steps and transfers are real. Gradients are whole numbers of rank, step and
+place, and the weights at the end are compared with what they must be, element by element: one wrong
+sum in any step is found. Rank 0 writes JSON, as deploy/bench_worker.py does.
 """
 
 from __future__ import annotations
@@ -36,6 +37,15 @@ class Pace:
         self.rank = rank
         self.size = size
         self.step = 0
+        self._late = 0.0
+
+    def until(self, end: float) -> None:
+        """Sleep to a moment, less what earlier sleeps have been too long."""
+        end -= self._late
+        left = end - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+        self._late = time.perf_counter() - end
 
     def factor(self) -> float:
         """Of this rank's gradients in this step."""
@@ -52,7 +62,7 @@ class _Busy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: Timed, *_parameters: torch.Tensor) -> Any:
         ctx.layer = layer
-        _until(time.perf_counter() + layer.shape.forward)
+        layer.pace.until(time.perf_counter() + layer.shape.forward)
         return x.clone()
 
     @staticmethod
@@ -60,14 +70,8 @@ class _Busy(torch.autograd.Function):
         layer: Timed = ctx.layer
         end = time.perf_counter() + layer.shape.backward
         mine = [place * layer.pace.factor() for place in layer.places]
-        _until(end)
+        layer.pace.until(end)
         return (grads[0], None, *mine)
-
-
-def _until(end: float) -> None:
-    left = end - time.perf_counter()
-    if left > 0:
-        time.sleep(left)
 
 
 class Timed(nn.Module):
@@ -103,6 +107,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--barrier", action="store_true", help="step() waits for all sums")
     parser.add_argument("--warmup", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--later", type=Path, metavar="FILE", help="write it after these steps, "
+                        "and train as many again")  # fmt: skip
     parser.add_argument("--result", type=Path, required=True)
     return parser.parse_args()
 
@@ -146,6 +152,9 @@ def with_gradsum(args: argparse.Namespace, shape: Profile) -> Trained:
         api.push_pull_inplace(whole, name="bulk")
         bulk.append(time.perf_counter() - start)
     seconds += train(model, optimizer, pace, args.steps, api.barrier)
+    if args.later is not None:
+        args.later.touch()
+        seconds += train(model, optimizer, pace, args.steps, api.barrier)
     optimizer.flush()
     found = {"bulk": sorted(bulk)[BULK // 2], "links": default.get().session.transports()}
     wrong = _wrong(model, pace)

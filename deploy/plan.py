@@ -1,15 +1,19 @@
 """``gradsum plan``: how many CPU machines a job should add, and what they will gain.
 
-Rules: the answer comes from the fluid model (scheduler/fluid.py): identical machines, equal links,
-no overhead; so it is what is possible at best, for all-reduce as for gradsum. What was assumed is
-said. Links carry GOODPUT of their rate, TCP's payload in frames of 1,500 bytes.
+Rules: what gradsum takes is simulated with its own queue, credit and slices (scheduler/simulator);
+what it is compared with is the fluid model (scheduler/fluid.py), which nothing can beat: so the
+answer errs against gradsum. What was assumed is said. Links carry GOODPUT of their rate, TCP's
+payload in frames of 1,500 bytes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,12 +22,21 @@ from gradsum.deploy.status import columns
 from gradsum.errors import ConfigError, UsageError
 from gradsum.scheduler.fluid import all_reduce, fifo, optimum, service_cost
 from gradsum.scheduler.profiles import MODELS, Profile, parse, profile
+from gradsum.scheduler.simulator.cluster import Cluster
+from gradsum.scheduler.simulator.run import simulate
 
 GOODPUT: Final = 1448 / 1514
 NEAR: Final = 1.02
 """The knee: the fewest servers whose step takes at most this times the best one's."""
 
-MOST: Final = 100_000
+MOST: Final = 10_000
+FEW: Final = 4
+"""Rows up to which other processes would take longer to start than to help."""
+
+LATENCY_US: Final = 100.0
+FRAME_US: Final = 150.0
+"""From machine to machine, and the work for one slice in the thread that sends and receives
+(docs/performance.md)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,16 +50,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "(default 0..N)")  # fmt: skip
     parser.add_argument("--step-ms", type=_positive, metavar="MS", help="computation of one step "
                         "(default: as long as a server for each worker communicates)")  # fmt: skip
+    parser.add_argument("--latency-us", type=_positive, default=LATENCY_US, metavar="US",
+                        help="from one machine to another (default %(default)g)")  # fmt: skip
+    parser.add_argument("--frame-us", type=_positive, default=FRAME_US, metavar="US", help="work "
+                        "of worker or server for each slice (default %(default)g)")  # fmt: skip
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture (needs matplotlib)")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One number of servers. Seconds of a step; gain over all-reduce; link: busy share."""
+    """One number of servers. Seconds of a step, simulated, at best, and at best without scheduling;
+    gain over all-reduce; link: busy share."""
 
     servers: int
     seconds: float
+    best_seconds: float
     fifo_seconds: float
     gain: float
     link: float
@@ -60,6 +79,8 @@ class Answer:
     nbytes: int
     workers: int
     rate: float
+    latency: float
+    frame: float
     compute: float
     assumed: bool
     all_reduce: float
@@ -67,26 +88,69 @@ class Answer:
     rows: tuple[Row, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked. Seconds, bytes/s; shape: with the computation of a step."""
+
+    shape: Profile
+    workers: int
+    rate: float
+    latency: float
+    frame: float
+
+    def row(self, servers: int) -> Row:
+        """One line of the answer."""
+        shape, workers, rate = self.shape, self.workers, self.rate
+        cluster = Cluster.equal(workers, servers, rate, latency=self.latency, frame=self.frame)
+        seconds = simulate(shape, cluster).seconds
+        return Row(
+            servers, seconds, optimum(shape, workers, servers, rate),
+            fifo(shape, workers, servers, rate), self.all_reduce / seconds,
+            shape.nbytes * service_cost(workers, servers, rate) / seconds,
+        )  # fmt: skip
+
+    @property
+    def all_reduce(self) -> float:
+        """Seconds of a step over a perfect ring."""
+        return all_reduce(self.shape, self.workers, 0, self.rate)
+
+
 def answer(
-    shape: Profile, workers: int, gbps: float, servers: tuple[int, ...], step: float | None
-) -> Answer:
+    shape: Profile, workers: int, gbps: float, servers: tuple[int, ...], step: float | None,
+    latency: float = LATENCY_US / 1e6, frame: float = FRAME_US / 1e6,
+) -> Answer:  # fmt: skip
     """Compute the table; step: seconds of computation, None: as long as communication takes."""
     rate = gbps * 1e9 / 8 * GOODPUT
     compute = step
     if compute is None:
         compute = shape.nbytes * service_cost(workers, workers, rate)
-    paced = shape.paced(compute)
-    ring = all_reduce(paced, workers, 0, rate)
-    rows = []
-    for count in servers:
-        seconds = optimum(paced, workers, count, rate)
-        busy = shape.nbytes * service_cost(workers, count, rate) / seconds
-        rows.append(Row(count, seconds, fifo(paced, workers, count, rate), ring / seconds, busy))
+    question = Question(shape.paced(compute), workers, rate, latency, frame)
+    rows = list(_progress(_rows(question, servers), len(servers)))
     best = min(row.seconds for row in rows)
     knee = min(row.servers for row in rows if row.seconds <= NEAR * best)
     return Answer(
-        shape.name, shape.nbytes, workers, rate, compute, step is None, ring, knee, tuple(rows)
-    )
+        shape.name, shape.nbytes, workers, rate, latency, frame, compute, step is None,
+        question.all_reduce, knee, tuple(rows),
+    )  # fmt: skip
+
+
+def _rows(question: Question, servers: tuple[int, ...]) -> Iterator[Row]:
+    if len(servers) <= FEW:
+        yield from map(question.row, servers)
+        return
+    with ProcessPoolExecutor(min(os.cpu_count() or 1, len(servers))) as pool:
+        yield from pool.map(question.row, servers)
+
+
+def _progress(rows: Iterable[Row], count: int) -> Iterator[Row]:
+    """The same, counted on a terminal."""
+    shown = sys.stderr.isatty()
+    for number, row in enumerate(rows, 1):
+        if shown:
+            print(f"\rsimulated {number} of {count}", end="", file=sys.stderr, flush=True)
+        yield row
+    if shown:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,7 +158,8 @@ def run(args: argparse.Namespace) -> int:
     shape = profile(args.model) if args.model else _read(args.profile)
     servers = args.servers or tuple(range(args.workers + 1))
     step = None if args.step_ms is None else args.step_ms / 1e3
-    found = answer(shape, args.workers, args.gbps, servers, step)
+    found = answer(shape, args.workers, args.gbps, servers, step, args.latency_us / 1e6,
+                   args.frame_us / 1e6)  # fmt: skip
     if args.plot:
         _plot(found, args.plot)
     print(json.dumps(asdict(found), indent=2) if args.json else "\n".join(describe(found)))
@@ -109,16 +174,22 @@ def describe(found: Answer) -> Iterator[str]:
     )
     how = "assumed: as long as communication; see --step-ms" if found.assumed else "given"
     yield f"computation {found.compute * 1e3:.1f} ms a step ({how})"
-    yield f"all-reduce over a ring: {found.all_reduce * 1e3:.1f} ms a step"
+    yield f"all-reduce over a perfect ring: {found.all_reduce * 1e3:.1f} ms a step"
     yield ""
-    head = ("CPU servers", "step ms", "by all-reduce", "without scheduling ms", "link busy", "")
+    head = ("CPU servers", "step ms", "by all-reduce", "at best ms", "without scheduling ms",
+            "link busy", "")  # fmt: skip
     yield from columns(head, [
-        (str(r.servers), f"{r.seconds * 1e3:.1f}", f"{r.gain:.2f}x", f"{r.fifo_seconds * 1e3:.1f}",
-         f"{r.link:.0%}", "<- enough" if r.servers == found.knee else "")
+        (str(r.servers), f"{r.seconds * 1e3:.1f}", f"{r.gain:.2f}x", f"{r.best_seconds * 1e3:.1f}",
+         f"{r.fifo_seconds * 1e3:.1f}", f"{r.link:.0%}",
+         "<- enough" if r.servers == found.knee else "")
         for r in found.rows
     ])  # fmt: skip
     yield ""
-    yield "at best: equal machines, no overhead; more than one server for each worker gains nothing"
+    yield (
+        f"step: simulated, {found.latency * 1e6:g} us between machines, {found.frame * 1e6:g} us "
+        "of work a slice; all others at best, without overhead"
+    )
+    yield "more than one server for each worker gains nothing"
 
 
 def _read(path: Path) -> Profile:
@@ -139,6 +210,7 @@ def _plot(found: Answer, path: Path) -> None:
     axes = figure.subplots()
     servers = [row.servers for row in found.rows]
     axes.plot(servers, [row.seconds * 1e3 for row in found.rows], marker=".", label="gradsum")
+    axes.plot(servers, [row.best_seconds * 1e3 for row in found.rows], label="at best")
     axes.plot(servers, [row.fifo_seconds * 1e3 for row in found.rows], label="without scheduling")
     axes.axhline(found.all_reduce * 1e3, linestyle="--", color="gray", label="all-reduce")
     axes.set(xlabel="CPU servers", ylabel="ms a step", ylim=(0, None), title=found.model)

@@ -20,8 +20,8 @@ AHEAD: Final = 4
 """Slices that one sender may have under way, and by which it may lead, unless settings say more."""
 
 
-NEWS: Final = 4
-"""A sender hears of arrivals when they fill this part of its window: a quarter."""
+NEWS: Final = 8
+"""A sender hears of arrivals when they fill this part of its window: a slice of the usual eight."""
 
 
 class Bounds(NamedTuple):
@@ -77,7 +77,7 @@ class Inflow:
         return Grant(self.generation, self.seen, hold, limit)
 
     def news(self, grant: Grant) -> bool:
-        """Whether the sender should hear of it: a quarter of the window is free again, or more."""
+        """Whether the sender should hear of it: a NEWS-th of the window is free again, or more."""
         told = self.told
         if told is None or told.generation != grant.generation:
             return True

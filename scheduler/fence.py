@@ -31,6 +31,7 @@ class Change(NamedTuple):
     slice_bytes: int | None = None
     pack_bytes: int | None = None
     window: int | None = None
+    weights: tuple[float, ...] | None = None  # of the servers, in the order of the plan
 
 
 @dataclass(slots=True)

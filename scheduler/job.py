@@ -24,21 +24,20 @@ from gradsum.proto.control import (
     Register,
     Registered,
     Replan,
+    ServerInfo,
     Waiting,
     WindowReport,
 )
 from gradsum.proto.limits import MAX_INT, MAX_SLICE
+from gradsum.scheduler.adaptation import Adaptation
 from gradsum.scheduler.answers import Answers
-from gradsum.scheduler.events import Learnt
 from gradsum.scheduler.fence import Change, Fences
 from gradsum.scheduler.gather import Gathers, Joins, failed
 from gradsum.scheduler.membership import Member, Membership, State, listing
 from gradsum.scheduler.post import Post
-from gradsum.scheduler.record import fingerprint
 from gradsum.scheduler.registry import Registry, Rejected, pages
 from gradsum.scheduler.tuner import Setting
-from gradsum.scheduler.tuning import Tuning
-from gradsum.scheduler.uplink import START, slices_for
+from gradsum.scheduler.uplink import START
 from gradsum.scheduler.windows import Windows, worth_packing
 
 MAX_FENCED: Final = 30_000
@@ -80,7 +79,7 @@ class Job:
 
     __slots__ = (
         "_answers", "_config", "_handlers", "_members", "_post",
-        "failure", "fences", "gathers", "joins", "plan", "proposal", "registry", "tuning",
+        "adaptation", "failure", "fences", "gathers", "joins", "plan", "proposal", "registry",
         "windows",
     )  # fmt: skip
 
@@ -95,7 +94,9 @@ class Job:
         self.joins = Joins()
         self.windows = Windows(self.registry.table)
         self.fences = Fences(last_fence)
-        self.tuning = Tuning(config.learnt, plan) if config.tune else None
+        self.adaptation = Adaptation(
+            config, plan, members, self.fences, self.registry.table, post
+        )
         self._answers = Answers()
         self._config = config
         self._members = members
@@ -157,49 +158,16 @@ class Job:
             awaited = listing(self.fences.awaited(self.at_work))
             self._give_up(f"rank {awaited} did not pass it in {self._config.fence_limit:g} s")
         elif self.at_work and len(self.registry.table) <= MAX_FENCED:
-            if self.tuning is None or not self.tuning.begun:
-                self._reslice()
-            if self.tuning is not None:
-                self._tune(self.tuning, now)
+            workers = [self._members.workers[rank] for rank in sorted(self.at_work)]
+            self.adaptation.advance(self.plan, workers, now)
             fence = self.fences.open(self.plan.epoch)
             if fence is not None:
                 self._announce(fence)
 
-    def _reslice(self) -> None:
-        """Ask for slices that fit the links, once all ranks pass fence points and have measured."""
-        if not self._config.auto_slices or self._members.one_host or self.fences.busy:
-            return
-        workers = [self._members.workers[rank] for rank in self.at_work]
-        rates = [worker.uplink for worker in workers]
-        if all(w.step for w in workers) and all(rates):
-            size = slices_for(rates, self.plan.slice_bytes)
-            if size is not None:
-                self._post.log("info", f"slices of {size} bytes fit links of {min(rates):.3g} B/s")
-                self.fences.request(Change(slice_bytes=size))
-
-    def _tune(self, tuning: Tuning, now: float) -> None:
-        """Ask for what the tuner wants to try next; the rule for links comes first."""
-        workers = [self._members.workers[rank] for rank in self.at_work]
-        took = tuning.sample({w.rank: w.pace for w in workers}, busy=self.fences.busy)
-        if took is None:
-            return
-        measured = self._members.one_host or all(worker.uplink for worker in workers)
-        name = fingerprint(self.registry.table.digest, len(workers), len(self.plan.servers))
-        ready = measured or not self._config.auto_slices
-        change = tuning.look(took, now, name, ready=ready)
-        if change is not None:
-            self._post.log("info", f"tuning: {change.slice_bytes} bytes a slice, {change.window} "
-                           f"slices under way, {change.pack_bytes} bytes packed")  # fmt: skip
-            self.fences.request(change)
-        record = tuning.news(name)
-        if record is not None:
-            self._post.add(Learnt(record))
-
     def adopt(self, plan: PlanMessage) -> None:
         """All servers have the proposed plan: it is the plan now, GO tells the workers."""
         self.plan = plan
-        if self.tuning is not None:
-            self.tuning.adopted(plan)
+        self.adaptation.adopted(plan)
         self.proposal = None
         self.fences.close()
         self._post.workers(Go(plan.fence, plan))
@@ -320,8 +288,7 @@ class Job:
     def _give_up(self, cause: str) -> None:
         """Let everybody pass the open fence with the plan as it is."""
         number = self.fences.abort()
-        if self.tuning is not None and self.fences.given_up is not None:
-            self.tuning.given_up(self.fences.given_up.step)
+        self.adaptation.given_up()
         if number:
             self._post.log("warning", f"fence {number} given up: {cause}")
             self._post.workers(Go(number, self.plan))
@@ -339,8 +306,19 @@ class Job:
             window=self.plan.window if change.window is None else change.window,
             packing=self._packing(pack_bytes),
             packed=len(self.registry.table),
+            servers=_weighted(self.plan.servers, change.weights),
             fence=fence.number,
             step=fence.step,
             versions=tuple(self.fences.target.items()),
         )
         self.fences.commit()
+
+
+def _weighted(
+    servers: tuple[ServerInfo, ...], weights: tuple[float, ...] | None
+) -> tuple[ServerInfo, ...]:
+    if weights is None:
+        return servers
+    return tuple(
+        server._replace(weight=weight) for server, weight in zip(servers, weights, strict=True)
+    )

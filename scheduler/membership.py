@@ -58,8 +58,16 @@ class Member:
     @property
     def uplink(self) -> float:
         """Bytes per second of its link as it has measured them, 0 while it has not."""
-        rate = self.info.get("uplink")
-        return rate if isinstance(rate, float) and rate > 0 else 0.0
+        return self._rate("uplink")
+
+    @property
+    def capacity(self) -> float:
+        """The same at its best, when no receiver held it back."""
+        return self._rate("capacity")
+
+    def _rate(self, name: str) -> float:
+        rate = self.info.get(name)
+        return rate if isinstance(rate, float) and 0 < rate < math.inf else 0.0
 
     @property
     def pace(self) -> tuple[int, float] | None:

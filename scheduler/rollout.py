@@ -19,7 +19,7 @@ def first_plan(config: Config, coordinator: str, members: Membership) -> PlanMes
     """The plan of a job that begins: nothing registered, nothing packed; its epoch is still 0."""
     workers = [member for _, member in sorted(members.workers.items())]
     servers = [member for _, member in sorted(members.servers.items())]
-    shares = weights((m.hello.host for m in workers), [m.hello.host for m in servers])
+    shares = weights([m.hello.host for m in workers], [m.hello.host for m in servers])
     return PlanMessage(
         coordinator=coordinator,
         job=members.job or "",

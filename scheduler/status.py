@@ -32,7 +32,7 @@ def describe(config: Config, members: Membership, job: Job | None, now: float) -
         return picture
     plan, table = job.plan, job.registry.table
     at_work = members.ranks(State.HERE)
-    fence = job.fences.current
+    fence, tuning = job.fences.current, job.adaptation.tuning
     awaited = job.fences.awaited(at_work)
     picture |= {
         "epoch": plan.epoch,
@@ -42,7 +42,7 @@ def describe(config: Config, members: Membership, job: Job | None, now: float) -
         "tensors": len(table),
         "bytes": job.registry.nbytes,
         "packing": len(plan.packing),
-        "tune": None if job.tuning is None else job.tuning.picture(),
+        "tune": None if tuning is None else tuning.picture(),
         "fence": None if fence is None else {**fence._asdict(), "awaited": awaited},
         "gathers": job.gathers.waiting(at_work),
         "unnamed": job.registry.unnamed(at_work, SHOWN_NAMES),

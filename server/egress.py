@@ -29,7 +29,7 @@ Sum = tuple[Slot, Done]
 class Egress:
     """One lane per worker; a sum leaves only for ranks that are still owed it."""
 
-    __slots__ = ("_holding", "_moved", "_queue", "_schedule", "_uplink", "nbytes")
+    __slots__ = ("_holding", "_moved", "_queue", "_schedule", "nbytes", "uplink")
 
     def __init__(self, holding: Holding, schedule: Schedule = OURS) -> None:
         self._holding = holding
@@ -37,7 +37,7 @@ class Egress:
         self._queue: TransferQueue[Sum] = TransferQueue(
             self._owed, NEWS, urgent=schedule.urgent_replies
         )
-        self._uplink = Uplink()
+        self.uplink = Uplink()
         self._moved: dict[int, float] = {}
         self.nbytes = 0
 
@@ -55,10 +55,10 @@ class Egress:
             self._moved[rank] = now
         before = self._queue.arrived
         self._queue.grant(rank, *credit)
-        self._uplink.arrived(self._queue.arrived - before, self._queue.under_way, now)
+        self.uplink.arrived(self._queue.arrived - before, self._queue.under_way, now)
         plan = self._holding.plan
         if plan is not None:
-            self._queue.bound = self._schedule.bound(self._uplink.bound, plan.message.slice_bytes)
+            self._queue.bound = self._schedule.bound(self.uplink.bound, plan.message.slice_bytes)
 
     def clear(self) -> None:
         """A new plan: nothing of the old one is owed to anybody (E1)."""
@@ -104,7 +104,7 @@ class Egress:
         times = before[3] + 1 if before is not None and again else 1
         done.sent[rank] = (departure.generation, departure.offset, now, times)
         self.nbytes += done.nbytes
-        self._uplink.departed(now)
+        self.uplink.departed(now)
         unit = self._holding.unit(slot.key)
         mask = b""
         if unit is not None and unit.packed:

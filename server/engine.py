@@ -96,6 +96,10 @@ class Engine:
         """The known part of the tensor table."""
         return self._holding.table
 
+    def info(self) -> dict[str, Any]:
+        """Counters and the measured link, for the status and the placement."""
+        return self.counters | self._egress.uplink.describe()
+
     def step(self, event: Event, now: float) -> list[Action]:
         """Take one event; the actions are to be carried out in order.
 

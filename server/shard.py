@@ -331,7 +331,7 @@ class Shard:
         if now >= engine.next_deadline(now):
             self._step(Tick(), now)
         self._membership.tick(
-            now, self._epoch(), len(engine.table), engine.table.digest, dict(engine.counters)
+            now, self._epoch(), len(engine.table), engine.table.digest, engine.info()
         )
         self._take_news(now)
 

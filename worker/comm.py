@@ -93,6 +93,7 @@ class Comm(threading.Thread):
         """Have ``work(now)`` run on this thread soon."""
         self._inbox.append(work)
         if self._sleeping:
+            self._sleeping = False  # one call is enough, for whatever comes until it is awake
             with self._wake_lock:
                 if self._wake >= 0:
                     os.eventfd_write(self._wake, 1)

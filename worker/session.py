@@ -242,8 +242,8 @@ class Session:
         """Counters for status, and how payloads travel."""
         counters: dict[str, Any] = dict(self._comm.core.counters) if self._comm.core else {}
         links = {str(server): how for server, how in self.transports().items()}
-        uplink = self._comm.core.uplink.rate if self._comm.core else 0.0
-        return counters | {"links": links, "uplink": uplink, "passed": self._passed}
+        rates = self._comm.core.uplink.describe() if self._comm.core else {}
+        return counters | rates | {"links": links, "passed": self._passed}
 
     @property
     def sharing(self) -> bool:

@@ -26,6 +26,8 @@ class StreamProbe:
         self._listener = socket.create_server((host, 0), family=family, backlog=1)
         self._listener.settimeout(LIMIT)
         self.port = int(self._listener.getsockname()[1])
+        self.nbytes = 0
+        """Of the stream, once it has ended."""
 
     def __enter__(self) -> Self:
         return self
@@ -49,6 +51,7 @@ class StreamProbe:
             raise Unreachable(f"the probe of the link heard nothing: {error}") from None
         if not first or not received:
             raise Unreachable("the probe's stream ended before it began")
+        self.nbytes = first + received
         return received / took
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.links import PREFIX, Lab, Unavailable, burst, remove_dead, require, run
-from benchmarks.probe import rates
+from benchmarks.probe import streams
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow]
 
@@ -34,7 +34,7 @@ def left_over() -> list[str]:
 def test_links_carry_their_rate_in_both_directions_and_a_lab_leaves_nothing() -> None:
     with Lab(["a", "b", "c"], 200.0) as lab:
         before = lab.counters("b")
-        up, down = rates(lab, [("a", "b"), ("b", "a")], 0.6)
+        up, down = (s.rate for s in streams(lab, [("a", "b"), ("b", "a")], 0.6))
         after = lab.counters("b")
         for rate in (up, down):
             assert 0.80 < rate * 8 / 200e6 < 1.02
@@ -44,7 +44,7 @@ def test_links_carry_their_rate_in_both_directions_and_a_lab_leaves_nothing() ->
         shown = run(*lab.command("c", ["hostname"]))
         assert shown.strip() == "c" and run("hostname").strip() != "c"
         lab.set_rate("a", 50.0)
-        assert rates(lab, [("a", "c")], 0.6)[0] * 8 < 80e6
+        assert streams(lab, [("a", "c")], 0.6)[0].rate * 8 < 80e6
     assert left_over() == []
 
 

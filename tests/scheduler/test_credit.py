@@ -25,13 +25,13 @@ def test_f1_a_window_beyond_the_highest_offset_whatever_was_lost_or_late(
     assert inflow.grant() == Grant(1, seen, seen + 1_000, seen + 1_000)
 
 
-def test_f1_news_is_a_quarter_of_the_window() -> None:
+def test_f1_news_is_an_eighth_of_the_window() -> None:
     inflow = Inflow(1, 1_000)
     assert inflow.news(inflow.grant())
     inflow.told = inflow.grant()
-    inflow.arrived(249, 0.0)
+    inflow.arrived(124, 0.0)
     assert not inflow.news(inflow.grant())
-    inflow.arrived(250, 0.0)
+    inflow.arrived(125, 0.0)
     assert inflow.news(inflow.grant())
 
 

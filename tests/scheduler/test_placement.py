@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradsum.scheduler.placement import split, weights
+from gradsum.scheduler.placement import seconds, shares, weights
+
+
+def split(machines: int, extra: int) -> tuple[float, float]:
+    """What one machine of each kind carries when links are equal."""
+    own, cpu = shares([1.0] * machines, [1.0] * extra)
+    assert own == pytest.approx((own[0],) * machines)
+    assert cpu == pytest.approx((cpu[0],) * extra if extra else ())
+    return own[0], cpu[0] if extra else 2 * (machines - 1) / machines**2
 
 
 @pytest.mark.parametrize(
@@ -76,3 +84,42 @@ def test_weights_are_a_distribution(workers: list[str], servers: list[str]) -> N
     assert len(got) == len(servers)
     assert min(got) >= 0
     assert sum(got) == pytest.approx(1.0)
+
+
+RATES = st.lists(st.floats(1.0, 100.0), min_size=2, max_size=6)
+
+
+@given(RATES, st.lists(st.floats(1.0, 100.0), max_size=4), st.data())
+def test_no_other_parts_are_faster_with_unequal_links(
+    workers: list[float], extras: list[float], data: st.DataObject
+) -> None:
+    own, cpu = shares(workers, extras)
+    assert min(*own, *cpu, 0.0) == 0.0 and sum(own) + sum(cpu) == pytest.approx(1.0)
+    best = seconds(workers, extras, (*own, *cpu))
+    count = len(workers) + len(extras)
+    raw = data.draw(st.lists(st.floats(0.0, 1.0), min_size=count, max_size=count))
+    if sum(raw) < 1e-6:
+        return
+    other = [part / sum(raw) for part in raw]
+    assert best <= seconds(workers, extras, other) * (1 + 1e-9)
+    near = [0.98 * a + 0.02 * b for a, b in zip((*own, *cpu), other, strict=True)]
+    assert best <= seconds(workers, extras, near) * (1 + 1e-9)
+
+
+def test_a_slow_machine_carries_less() -> None:
+    """Four workers without CPU machines, one with a fifth of the others' link."""
+    own, _ = shares([100.0, 500.0, 500.0, 500.0], [])
+    assert own[0] == pytest.approx(0.0) and own[1] == own[2] == own[3]
+    own, cpu = shares([500.0] * 4, [500.0, 250.0])
+    assert cpu[0] == pytest.approx(2 * cpu[1]) and cpu[1] > own[0]
+    assert seconds([500.0] * 4, [500.0, 250.0], (*own, *cpu)) < seconds(
+        [500.0] * 4, [500.0, 250.0], weights("abcd", "abcdxy")
+    )
+
+
+def test_rates_are_of_hosts() -> None:
+    rates = {"a": 1.0, "b": 1.0, "c": 1.0, "x": 2.0}
+    own, cpu = shares([1.0, 1.0, 1.0], [2.0])
+    assert weights("abca", "abxcx", rates) == pytest.approx(
+        (own[0], own[1], cpu[0] / 2, own[2], cpu[0] / 2)
+    )

@@ -251,7 +251,7 @@ def test_with_credit_everything_leaves_by_urgency(pushes: list[tuple[int, int, i
     window=st.integers(1, 3_000), bound=st.one_of(st.none(), st.integers(0, 2_000)),
     shares=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=4),
 )  # fmt: skip
-def test_a_bound_never_stops_a_lane_whose_receiver_reports_quarters_only(
+def test_a_bound_never_stops_a_lane_whose_receiver_reports_parts_only(
     sizes: list[int], window: int, bound: int | None, shares: list[float]
 ) -> None:
     """What has arrived is reported when Inflow calls it news, and at no other time."""
