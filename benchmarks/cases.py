@@ -113,7 +113,7 @@ _ALL: Final = (
     *(replace(_links(4, k, 500, "reno", placement=0.99), name=f"placement-k{k}", gloo=False,
               settings={"SLICE_BYTES": "64KiB"})  # from the first round on
       for k in range(5)),
-    replace(_training("vgg16", 1.0), name="tune", rate=500.0, later=100.0, rounds=44, owed={},
+    replace(_training("vgg16", 1.0), name="tune", rate=500.0, later=100.0, rounds=60, owed={},
             settings={"TUNE": "1"}),
     Case("urgent", "links", 4, 4, 32_000_000, rate=500.0, rounds=40, program="urgent",
          owed={"urgent_p99": 0.025}),

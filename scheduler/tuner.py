@@ -1,8 +1,9 @@
 """Which slice size, credit window and packing size a job trains fastest with, found while it runs.
 
 Rules: ``step(event, now) -> proposals``; the caller brings a proposal into force by a planned epoch
-and says so. Steps right after a change do not count, the median of the next few does. The search
-ends after a number of points, or when nothing promises a gain; a gain that is small, or smaller
+and says so. The step right after a change does not count, the median of all others under a setting
+does: the next one is asked for after COUNTED of them, and more follow until its fence comes. The
+search ends after a number of points, or when nothing promises a gain; a gain that is small, or smaller
 than the noise, is not taken. When settled steps become slower or faster for good, the search starts
 anew around what is in force, and forgets what it knew: it was another link. No I/O.
 """
@@ -28,15 +29,14 @@ PACKS: Final = tuple(1 << power for power in range(18, 23))
 """The grid: bytes of a slice, slices under way, bytes of a shared buffer."""
 
 SKIPPED: Final = 1
-COUNTED: Final = 2
-"""Steps after a change that do not count, and those that do; a fence lies AHEAD of them besides, so
-that changes are at least five steps apart."""
+COUNTED: Final = 1
+"""Steps after a change that do not count, and those that do before the next change is asked for."""
 
-SPOTS: Final = ((1, 3, 2), (5, 1, 2), (3, 3, 1), (3, 1, 3))
+SPOTS: Final = ((1, 3, 2), (4, 1, 2), (3, 3, 1), (2, 1, 3))
 """Where on the grid a search looks before the model is asked."""
 
-POINTS: Final = 15
-AGAIN: Final = 8
+POINTS: Final = 11
+AGAIN: Final = 6
 """Points of the first search, and of one after the link has changed."""
 
 WORTH: Final = 0.02
@@ -132,6 +132,11 @@ class Tuner:
         self._chosen: Point | None = None
 
     @property
+    def asked(self) -> bool:
+        """Whether a proposal is on its way."""
+        return self._asked is not None
+
+    @property
     def points(self) -> tuple[Point, ...]:
         """What was tried, in order."""
         return tuple(self._points.values())
@@ -175,20 +180,21 @@ class Tuner:
                 return self._took(seconds, steps, now)
 
     def _took(self, seconds: float, steps: int, now: float) -> list[Setting]:
-        if self._asked is not None or not (seconds > 0 and math.isfinite(seconds)) or steps < 1:
+        if not (seconds > 0 and math.isfinite(seconds)) or steps < 1:
             return []
         if self._sample.skip > 0:
             self._sample.skip -= steps
             return []
         if self.state is not State.SEARCHING:
-            self._watch(seconds)
+            if self._asked is None:
+                self._watch(seconds)
             return []
         self._sample.steps += steps
         self._sample.seconds.append(seconds)
         if len(self._sample.seconds) < COUNTED or now < self._not_before:
             return []
         self._keep()
-        return self._ask(self._next())
+        return [] if self._asked is not None else self._ask(self._next())
 
     def _keep(self) -> None:
         """The sample becomes a point, together with what was seen of this setting before."""
@@ -197,7 +203,6 @@ class Tuner:
         spread = 1.4826 * median(abs(it - middle) for it in seconds) / middle
         noise = max(spread / math.sqrt(len(seconds)), 0.003)
         self._points[self._current] = Point(self._current, middle, noise, self._sample.steps)
-        self._sample = _Sample(skip=0)
 
     def _next(self) -> Setting:
         """The next setting of the search, or the one that it ends with."""
@@ -208,8 +213,10 @@ class Tuner:
             if setting not in self._points:
                 return setting
         rest = tuple(it for it in self._grid if it not in self._points)
-        lowest = float(self.guess(tuple(self._points)).mean.min())
-        return rest[int(np.argmax(expected_gain(self.guess(rest), lowest)))]
+        guess, lowest = self.guess(rest), float(self.guess(tuple(self._points)).mean.min())
+        if tried == self._budget - 1:  # the last one is no longer to teach anything
+            return rest[int(np.argmin(guess.mean))]
+        return rest[int(np.argmax(expected_gain(guess, lowest)))]
 
     def _design(self) -> Iterator[Setting]:
         """Where a search looks first: what was best before, then all over the grid."""

@@ -44,7 +44,7 @@ class Tuning:
     def sample(self, passed: Mapping[int, Passed | None], *, busy: bool) -> Took | None:
         """The steps that all ranks have taken since the last sample, if they count."""
         took = self._paces.take(passed)
-        return None if busy else took
+        return None if busy and not (self._tuner is not None and self._tuner.asked) else took
 
     def look(self, took: Took, now: float, fingerprint: str, *, ready: bool) -> Change | None:
         """Take a sample; returns what to change, if anything. ready: all links are measured."""

@@ -91,7 +91,7 @@ def test_a_tuned_job_changes_its_plan_by_epochs_until_it_has_settled() -> None:
     job = Job(**CONFIG)
     job.run(150)
     plans = job.plans
-    assert len(plans) >= 12
+    assert len(plans) >= 9
     assert [plan.epoch for plan in plans] == list(range(2, 2 + len(plans)))
     steps = [plan.step for plan in plans]
     assert all(later - earlier >= 4 for earlier, later in zip(steps, steps[1:], strict=False))
@@ -123,7 +123,7 @@ def test_what_an_earlier_job_found_is_tried_first() -> None:
 
 def test_the_status_shows_what_was_tried() -> None:
     job = Job(**CONFIG)
-    job.run(40)
+    job.run(20)
     job.cast.send(b"x", StatusQuery(1))
     status = job.cast.last(b"x", StatusReply).status
     assert status["tunes"] is True

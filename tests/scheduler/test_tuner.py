@@ -25,6 +25,7 @@ from gradsum.scheduler.tuner import (
 Surface = Callable[[Setting], float]
 MBIT = 1e6 / 8
 START = Setting(1 << 20, 8, 1 << 20)
+LAG = 3
 
 
 def link(rate: float, frame: float = 2e-4) -> Surface:
@@ -52,13 +53,19 @@ def bowl(best: Setting) -> Surface:
 
 def drive(tuner: Tuner, surface: Surface, steps: int, noise: float = 0.0, seed: int = 0,
           current: Setting = START) -> tuple[Setting, list[tuple[int, Setting]]]:  # fmt: skip
-    """Run ``steps`` steps; what is in force then, and every change with its step."""
+    """Run ``steps`` steps; what is in force then, and every change with its step. A change comes
+    into force LAG steps after it was asked for, as fences lie ahead."""
     chance, changes = random.Random(seed), []
+    coming: tuple[int, Setting] | None = None
     for step in range(steps):
-        seconds = surface(current) * math.exp(chance.gauss(0, noise))
-        for current in tuner.step(Took(seconds), float(step)):
-            changes.append((step, current))
+        if coming is not None and step >= coming[0]:
+            current, coming = coming[1], None
             tuner.step(Applied(current), float(step))
+            changes.append((step, current))
+        seconds = surface(current) * math.exp(chance.gauss(0, noise))
+        for setting in tuner.step(Took(seconds), float(step)):
+            assert coming is None
+            coming = (step + LAG, setting)
     return current, changes
 
 
@@ -134,14 +141,14 @@ def test_the_same_events_give_the_same_proposals() -> None:
     assert len(runs[0][1]) >= 10
 
 
-def test_changes_lie_three_steps_apart_and_first_steps_do_not_count() -> None:
+def test_changes_lie_two_steps_apart_and_first_steps_do_not_count() -> None:
     tuner = Tuner(START)
     surface = link(500 * MBIT)
     last, current = 0, START
     for step in range(50):
         seconds = 9.0 if step in (last, 0) else surface(current)
         for current in tuner.step(Took(seconds), float(step)):
-            assert step - last >= 2
+            assert step - last >= 1
             last = step + 1
             tuner.step(Applied(current), float(step))
     assert all(point.seconds == pytest.approx(surface(point.setting)) for point in tuner.points)
@@ -149,12 +156,14 @@ def test_changes_lie_three_steps_apart_and_first_steps_do_not_count() -> None:
 
 def test_a_change_that_was_given_up_waits() -> None:
     tuner = Tuner(START)
-    proposals = [tuner.step(Took(0.1), 1.0) for _ in range(3)]
-    assert [len(it) for it in proposals] == [0, 0, 1]
-    assert tuner.step(Took(0.1), 1.0) == []  # asked for: nothing more until it is in force
+    proposals = [tuner.step(Took(0.1), 1.0) for _ in range(2)]
+    assert [len(it) for it in proposals] == [0, 1]
+    assert tuner.asked
+    assert tuner.step(Took(0.3), 1.0) == []  # asked for: nothing more until it is in force
+    assert tuner.points[0].seconds == pytest.approx(0.2), "but what is in force is known better"
     tuner.step(GivenUp(), 2.0)
     assert [tuner.step(Took(0.1), 2.0 + PAUSE / 2) for _ in range(9)] == [[]] * 9
-    assert tuner.step(Took(0.1), 2.0 + PAUSE) == proposals[2]
+    assert tuner.step(Took(0.1), 2.0 + PAUSE) == proposals[1]
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
