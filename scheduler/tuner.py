@@ -35,8 +35,8 @@ COUNTED: Final = 1
 SPOTS: Final = ((1, 3, 2), (4, 1, 2), (3, 3, 1), (2, 1, 3))
 """Where on the grid a search looks before the model is asked."""
 
-POINTS: Final = 11
-AGAIN: Final = 6
+POINTS: Final = 10
+AGAIN: Final = 5
 """Points of the first search, and of one after the link has changed."""
 
 WORTH: Final = 0.02

@@ -138,7 +138,7 @@ def test_a_flat_surface_is_left_alone(noise: float) -> None:
 def test_the_same_events_give_the_same_proposals() -> None:
     runs = [drive(Tuner(START), link(500 * MBIT), 60, noise=0.02, seed=4) for _ in range(2)]
     assert runs[0] == runs[1]
-    assert len(runs[0][1]) >= 10
+    assert len(runs[0][1]) >= 9
 
 
 def test_changes_lie_two_steps_apart_and_first_steps_do_not_count() -> None:
