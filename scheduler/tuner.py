@@ -3,9 +3,9 @@
 Rules: ``step(event, now) -> proposals``; the caller brings a proposal into force by a planned epoch
 and says so. The step right after a change does not count, the median of all others under a setting
 does: the next one is asked for after COUNTED of them, and more follow until its fence comes. The
-search ends after a number of points, or when nothing promises a gain; a gain that is small, or smaller
-than the noise, is not taken. When settled steps become slower or faster for good, the search starts
-anew around what is in force, and forgets what it knew: it was another link. No I/O.
+search ends after a number of points, or when nothing promises a gain; a gain that is small, or
+smaller than the noise, is not taken. When settled steps become slower or faster for good, the
+search starts anew around what is in force, and forgets what it knew: it was another link. No I/O.
 """
 
 from __future__ import annotations
