@@ -84,7 +84,7 @@ def test_a_stranger_asks_for_one_new_connection() -> None:
 
 def test_grants_are_told_when_they_are_news() -> None:
     one = links()
-    one.arrived(0, 1, 200, 10.1)
+    one.arrived(0, 1, 120, 10.1)
     assert one.drain(10.1) == {}
     one.arrived(0, 1, 300, 10.1)
     assert one.drain(10.1) == {0: [peer.Credit(1, 300, 1_300, 1_300)]}
