@@ -14,7 +14,7 @@ from gradsum.proto.control import PlanMessage
 from gradsum.scheduler.events import Learnt
 from gradsum.scheduler.fence import Change, Fences
 from gradsum.scheduler.membership import Member, Membership
-from gradsum.scheduler.placement import seconds, weights
+from gradsum.scheduler.placement import slowest, weights
 from gradsum.scheduler.post import Post
 from gradsum.scheduler.record import fingerprint
 from gradsum.scheduler.table import Table
@@ -97,7 +97,7 @@ class Adaptation:
         hosts = [server.hello.host for server in servers]
         wanted = weights(homes, hosts, rates)
         given = tuple(server.weight for server in plan.servers)
-        before, after = (_seconds(homes, hosts, rates, each) for each in (given, wanted))
+        before, after = (slowest(homes, hosts, rates, each) for each in (given, wanted))
         if before <= GAIN * after:
             self._since = None
             return
@@ -128,17 +128,3 @@ class Adaptation:
         record = tuning.news(name)
         if record is not None:
             self._post.add(Learnt(record))
-
-
-def _seconds(
-    homes: list[str], hosts: list[str], rates: dict[str, float], parts: tuple[float, ...]
-) -> float:
-    """Of the slowest link, when the servers on ``hosts`` carry these parts."""
-    own = list(dict.fromkeys(homes))
-    extras = [host for host in dict.fromkeys(hosts) if host not in own]
-    carried = dict.fromkeys((*own, *extras), 0.0)
-    for host, part in zip(hosts, parts, strict=True):
-        carried[host] += part
-    return seconds(
-        [rates[host] for host in own], [rates[host] for host in extras], list(carried.values())
-    )

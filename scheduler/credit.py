@@ -86,6 +86,14 @@ class Inflow:
             grant.hold > told.hold and told.hold <= grant.seen
         )
 
+    def offer(self, ahead: int | None = None, *, always: bool = False) -> Grant | None:
+        """The grant that the sender is to be told now, and is; None when it would be no news."""
+        grant = self.grant(ahead)
+        if not always and not self.news(grant):
+            return None
+        self.told = grant
+        return grant
+
 
 class Skew:
     """Decides how far a sender may run ahead of the slowest active one (F2)."""

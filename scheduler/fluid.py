@@ -1,10 +1,10 @@
 """Iteration times without overhead: one link per worker, work as a fluid (reference, B5).
 
-The model behind ``gradsum plan`` and the yardstick of the benchmarks. Identical workers with equal
-links do the same at the same time, so one of them stands for all; its link carries a tensor of m
-bytes in m * cost seconds, where cost is a closed formula of workers and servers. Sums leave as
-their bytes come in. Under ``optimum`` the link always carries the most urgent bytes that exist, so
-it is what no schedule can beat that needs forward order.
+What ``gradsum plan`` compares its simulated steps with, and the yardstick of the benchmarks.
+Identical workers with equal links do the same at the same time, so one of them stands for all; its
+link carries a tensor of m bytes in m * cost seconds, where cost is a closed formula of workers and
+servers. Sums leave as their bytes come in. Under ``optimum`` the link always carries the most
+urgent bytes that exist, so it is what no schedule can beat that needs forward order.
 """
 
 from __future__ import annotations

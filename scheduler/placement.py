@@ -25,8 +25,7 @@ def weights(
     A server on a worker's host is co-located, any other host is a CPU machine. Servers of one
     machine share its weight equally. rates: of the hosts' links, in any unit; None: all equal.
     """
-    homes = list(dict.fromkeys(worker_hosts))
-    extras = list(dict.fromkeys(host for host in server_hosts if host not in homes))
+    homes, extras = _machines(worker_hosts, server_hosts)
     given = rates or dict.fromkeys((*homes, *extras), 1.0)
     own, extra = shares([given[host] for host in homes], [given[host] for host in extras])
     parts = dict(zip((*homes, *extras), (*own, *extra), strict=True))
@@ -36,6 +35,29 @@ def weights(
     if total <= 0:
         return tuple(1.0 / len(server_hosts) for _ in server_hosts)
     return tuple(weight / total for weight in raw)
+
+
+def slowest(
+    worker_hosts: Sequence[str], server_hosts: Sequence[str], rates: Mapping[str, float],
+    parts: Sequence[float],
+) -> float:  # fmt: skip
+    """Seconds that the slowest link takes for one byte of every worker; parts: of the servers, in
+    the order given; rates: of the hosts' links, bytes/s."""
+    homes, extras = _machines(worker_hosts, server_hosts)
+    carried = dict.fromkeys((*homes, *extras), 0.0)
+    for host, part in zip(server_hosts, parts, strict=True):
+        carried[host] += part
+    return seconds(
+        [rates[host] for host in homes], [rates[host] for host in extras], list(carried.values())
+    )
+
+
+def _machines(
+    worker_hosts: Sequence[str], server_hosts: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """The machines of workers, and the CPU machines, each once."""
+    homes = list(dict.fromkeys(worker_hosts))
+    return homes, [host for host in dict.fromkeys(server_hosts) if host not in homes]
 
 
 def shares(

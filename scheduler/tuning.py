@@ -1,8 +1,9 @@
 """Tuning of one job: step times go to the tuner, what it proposes becomes a planned epoch.
 
 Rules: the search begins once the rule for links has had its say, or has nothing to go by; what an
-earlier job of the same kind found is tried first. Nothing is measured or asked for while a fence
-is asked for or open. A plan that others have asked for is one more setting that is in force.
+earlier job of the same kind found is tried first. Nothing is asked for while a fence is asked for
+or open; until the tuner's own fence comes, steps go on counting for what is in force. A plan that
+others have asked for is one more setting that is in force.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from typing import Final
 SLICE_TIME: Final = 0.0025
 COPIES_TIME: Final = 0.010
 FRAME_TIME: Final = 0.0003
+"""Seconds of a slice on the link, of its copies for all workers, and at least."""
+
 SMALLEST: Final = 64 << 10
 LARGEST: Final = 4 << 20
 START: Final = 4 << 20
@@ -27,8 +29,8 @@ LOCAL: Final = 16 << 20
 the work for each slice counts."""
 
 UNDER_WAY: Final = 0.003
-"""Seconds of the link that may be under way: what an urgent slice waits for, and how far lanes to
-different receivers may drift apart."""
+"""Seconds of the link that may be under way beside the way there and back: what an urgent slice
+waits for, and how far lanes to different receivers may drift apart."""
 
 SPAN: Final = 0.020
 ENOUGH: Final = 512 << 10

@@ -70,11 +70,8 @@ class Flow:
         """The grant for a worker; None when it is no news and need not be told."""
         inflow = self._inflows[rank]
         ahead = self._skew.ahead(inflow, list(self._inflows.values()), now)
-        grant = inflow.grant(ahead)
-        if not always and not inflow.news(grant):
-            return None
-        inflow.told = grant
-        return Credit(*grant)
+        grant = inflow.offer(ahead, always=always)
+        return None if grant is None else Credit(*grant)
 
     def pressing(self, now: float) -> bool:
         """Whether a heartbeat is due, or a grant is news."""

@@ -208,9 +208,8 @@ class Links:
             if now >= link.next_ping:
                 self._beat(link, now)
             elif link.attached:
-                grant = link.inflow.grant()
-                if link.inflow.news(grant):
-                    link.inflow.told = grant
+                grant = link.inflow.offer()
+                if grant is not None:
                     link.outbox.append(peer.Credit(*grant))
             if link.outbox:
                 out[server], link.outbox = link.outbox[:BATCH], link.outbox[BATCH:]
