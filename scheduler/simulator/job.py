@@ -39,6 +39,10 @@ class Job:
         """Of a unit: that of its first layer in forward order."""
         return min(self.layers_of[unit])
 
+    def frames(self, piece: Piece, copies: float) -> float:
+        """Real frames that a member handles for a simulated one of so many copies."""
+        return max(1.0, copies * piece.slice.length / self.frame_bytes)
+
     @property
     def units(self) -> dict[int, Unit]:
         """By key."""

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gradsum.scheduler.credit import FRAME_COST, Grant, Inflow
+from gradsum.scheduler.credit import Inflow
 from gradsum.scheduler.queue import TransferQueue
 from gradsum.scheduler.simulator.clock import Clock
-from gradsum.scheduler.simulator.hands import Hands
 from gradsum.scheduler.simulator.job import Job, Piece
 from gradsum.scheduler.simulator.network import Machine, Network
-from gradsum.scheduler.uplink import Uplink
+from gradsum.scheduler.simulator.outlet import Outlet
 
 if TYPE_CHECKING:
     from gradsum.scheduler.simulator.shard import Shard
@@ -33,17 +32,13 @@ class Replica:
         self.machine = machine
         self.begins: list[float] = []
         self.waited = 0.0
-        self.arrived_bytes = 0
         self._clock = clock
         self._network = network
         self._job = job
         self._shards: Sequence[Shard] = ()
-        self._queue: TransferQueue[Piece] = TransferQueue(
-            lambda _lane, _item: True, urgent=job.schedule.urgent_pushes
-        )
-        self._uplink = Uplink()
+        queue = TransferQueue[Piece](lambda *_: True, urgent=job.schedule.urgent_pushes)
+        self.outlet = Outlet(rank, clock, network, machine, job, cost, queue)
         self._inflows: list[Inflow] = []
-        self._hands = Hands(clock, cost, self._depart)
         self._version = 0
         self._missing: dict[int, int] = {}  # slices of a unit whose sums are not in
         self._owed = [0] * len(job.profile.layers)  # units of a layer whose sums are not in
@@ -55,7 +50,8 @@ class Replica:
         """Know the servers; the first windows are free."""
         self._shards = shards
         for shard in shards:
-            self._queue.open(shard.number, 1, self._job.window)
+            copies = self.machine.count / shard.machine.count
+            self.outlet.open(shard.number, shard, into=copies)
             self._inflows.append(Inflow(1, self._job.window))
 
     # -- training -----------------------------------------------------------------------------
@@ -97,7 +93,7 @@ class Replica:
             self._unready[key] -= 1
             if not self._unready[key]:
                 self._submit(key)
-        self._hands.pump()
+        self.outlet.hands.pump()
         self._layer -= 1
         if self._layer < 0:
             self.begin()
@@ -105,68 +101,28 @@ class Replica:
             self._backward()
 
     def _submit(self, key: int) -> None:
-        unit = self._job.units[key]
+        unit, priority = self._job.units[key], self._job.priority(key)
         self._missing[key] = len(unit.slices)
-        for piece in unit.slices:
-            self._queue.push(
-                piece.server, self._job.priority(key), piece.length + FRAME_COST,
-                Piece(key, piece, self._version),
-            )  # fmt: skip
-
-    # -- sending ------------------------------------------------------------------------------
-
-    def _depart(self) -> float:
-        departure = self._queue.pop()
-        if departure is None:
-            return 0
-        self._uplink.departed(self._clock.now)
-        shard = self._shards[departure.lane]
-        piece, offset, seq = departure.item, departure.offset, departure.seq
-        nbytes = piece.slice.length + FRAME_COST
-        into = nbytes * self.machine.count / shard.machine.count
-        self._network.send(
-            self.machine, shard.machine, nbytes, into,
-            lambda: shard.arrive(self.rank, piece, offset, seq),
-        )  # fmt: skip
-        return self._frames(piece)
-
-    def _frames(self, piece: Piece) -> float:
-        return max(1.0, piece.slice.length / self._job.frame_bytes)
-
-    def receipt(self, shard: int, seq: int, grant: Grant | None) -> None:
-        """A server has a frame, and may let us go on."""
-        before = self._queue.arrived
-        self._queue.received(shard, seq)
-        if grant is not None:
-            self._queue.grant(shard, *grant)
-        self._uplink.arrived(self._queue.arrived - before, self._queue.under_way, self._clock.now)
-        self._queue.bound = self._job.schedule.bound(self._uplink.bound, self._job.slice_bytes)
-        self._hands.pump()
-
-    def granted(self, shard: int, grant: Grant) -> None:
-        """A server lets us go on."""
-        self._queue.grant(shard, *grant)
-        self._hands.pump()
+        for each in unit.slices:
+            self.outlet.push(each.server, Piece(key, each, self._version), priority)
 
     # -- receiving ----------------------------------------------------------------------------
 
-    def arrive(self, shard: int, piece: Piece, offset: int) -> None:
+    def arrive(self, shard: int, piece: Piece, offset: int, seq: int) -> None:
         """A sum has come over the link."""
-        self._hands.take(self._frames(piece), lambda: self._receive(shard, piece, offset))
+        self.outlet.take(shard, piece, lambda: self._receive(shard, piece, offset))
 
     def _receive(self, shard: int, piece: Piece, offset: int) -> None:
         inflow = self._inflows[shard]
         inflow.arrived(offset, self._clock.now)
-        grant = inflow.grant()
-        if inflow.news(grant):
-            inflow.told = grant
-            target = self._shards[shard]
-            self._network.tell(lambda: target.granted(self.rank, grant))
-        self.arrived_bytes += piece.slice.length
+        grant = inflow.offer()
+        if grant is not None:
+            target = self._shards[shard].outlet
+            self._network.tell(lambda: target.heard(self.rank, grant))
         self._missing[piece.unit] -= 1
         if not self._missing[piece.unit]:
             for layer in self._job.layers_of[piece.unit]:
                 self._owed[layer] -= 1
             if self._stopped is not None:
                 self._forward()
-        self._hands.pump()
+        self.outlet.hands.pump()
