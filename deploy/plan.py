@@ -33,10 +33,13 @@ MOST: Final = 10_000
 FEW: Final = 4
 """Rows up to which other processes would take longer to start than to help."""
 
+DEFAULT_ROWS: Final = 65
+"""Without --servers: each row takes a part of a second, ten thousand would take an hour."""
+
 LATENCY_US: Final = 100.0
 FRAME_US: Final = 150.0
-"""From machine to machine, and the work for one slice in the thread that sends and receives
-(docs/performance.md)."""
+"""From machine to machine, as in a data centre; and the work for one slice in the thread that sends
+and receives (docs/performance.md, "Training")."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=_number, required=True, metavar="N", help="machines")
     parser.add_argument("--gbps", type=_positive, required=True, metavar="G", help="of each link")
     parser.add_argument("--servers", type=_range, metavar="K", help="such as 4, 0..64, 0,8,16 "
-                        "(default 0..N)")  # fmt: skip
+                        f"(default 0..N, at most {DEFAULT_ROWS} of them)")  # fmt: skip
     parser.add_argument("--step-ms", type=_positive, metavar="MS", help="computation of one step "
                         "(default: as long as a server for each worker communicates)")  # fmt: skip
     parser.add_argument("--latency-us", type=_positive, default=LATENCY_US, metavar="US",
@@ -90,13 +93,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked. Seconds, bytes/s; shape: with the computation of a step."""
+    """What is asked. Seconds, bytes/s; shape: with the computation of a step; all_reduce: of a step
+    over a perfect ring."""
 
     shape: Profile
     workers: int
     rate: float
     latency: float
     frame: float
+    all_reduce: float
 
     def row(self, servers: int) -> Row:
         """One line of the answer."""
@@ -109,11 +114,6 @@ class Question:
             shape.nbytes * service_cost(workers, servers, rate) / seconds,
         )  # fmt: skip
 
-    @property
-    def all_reduce(self) -> float:
-        """Seconds of a step over a perfect ring."""
-        return all_reduce(self.shape, self.workers, 0, self.rate)
-
 
 def answer(
     shape: Profile, workers: int, gbps: float, servers: tuple[int, ...], step: float | None,
@@ -124,14 +124,22 @@ def answer(
     compute = step
     if compute is None:
         compute = shape.nbytes * service_cost(workers, workers, rate)
-    question = Question(shape.paced(compute), workers, rate, latency, frame)
+    paced = shape.paced(compute)
+    ring = all_reduce(paced, workers, 0, rate)
+    question = Question(paced, workers, rate, latency, frame, ring)
     rows = list(_progress(_rows(question, servers), len(servers)))
     best = min(row.seconds for row in rows)
     knee = min(row.servers for row in rows if row.seconds <= NEAR * best)
     return Answer(
         shape.name, shape.nbytes, workers, rate, latency, frame, compute, step is None,
-        question.all_reduce, knee, tuple(rows),
+        ring, knee, tuple(rows),
     )  # fmt: skip
+
+
+def spread(workers: int) -> tuple[int, ...]:
+    """Numbers of servers from none to one for each worker, evenly, not too many."""
+    rows = min(workers, DEFAULT_ROWS - 1)
+    return tuple(round(workers * row / rows) for row in range(rows + 1))
 
 
 def _rows(question: Question, servers: tuple[int, ...]) -> Iterator[Row]:
@@ -156,7 +164,7 @@ def _progress(rows: Iterable[Row], count: int) -> Iterator[Row]:
 def run(args: argparse.Namespace) -> int:
     """Print the answer; 0. Raises ConfigError for a profile or a file that cannot be used."""
     shape = profile(args.model) if args.model else _read(args.profile)
-    servers = args.servers or tuple(range(args.workers + 1))
+    servers = args.servers or spread(args.workers)
     step = None if args.step_ms is None else args.step_ms / 1e3
     found = answer(shape, args.workers, args.gbps, servers, step, args.latency_us / 1e6,
                    args.frame_us / 1e6)  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gradsum import cli
-from gradsum.deploy.plan import GOODPUT, answer
+from gradsum.deploy.plan import GOODPUT, answer, spread
 from gradsum.scheduler.fluid import all_reduce, optimum
 from gradsum.scheduler.profiles import profile
 from gradsum.scheduler.simulator.cluster import Cluster
@@ -64,6 +64,13 @@ def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_large_job_is_planned_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(profile("gpt2"), 10_000, 100, (0, 5_000, 10_000), None)
     assert found.rows[0].seconds > found.rows[-1].seconds
+
+
+def test_without_servers_there_are_never_too_many_rows() -> None:
+    assert spread(3) == (0, 1, 2, 3)
+    assert spread(64) == tuple(range(65))
+    many = spread(10_000)
+    assert len(many) == 65 and (many[0], many[1], many[-1]) == (0, 156, 10_000)
 
 
 def test_a_profile_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
