@@ -48,14 +48,14 @@ def _later(result: Path) -> Path:
 
 def worker_words(case: Case, result: Path, compute: float = 0.0) -> list[str]:
     """One rank's program and its arguments. compute: seconds of a step of training."""
+    common = ["--warmup", str(WARMUP), "--steps", str(case.rounds), "--result", str(result)]
     if case.program:
-        words = ["-m", f"benchmarks.{case.program}", "--warmup", str(WARMUP)]
-        words += ["--steps", str(case.rounds), "--result", str(result)]
+        words = ["-m", f"benchmarks.{case.program}", *common]
         return words + ["--bytes", str(case.nbytes)] * (case.program == "urgent")
     if case.model:
-        words = ["-m", "benchmarks.training", "--model", case.model, "--bytes", str(case.nbytes)]
-        words += ["--compute", str(compute), "--contender", case.contender]
-        words += ["--warmup", str(WARMUP), "--steps", str(case.rounds), "--result", str(result)]
+        words = ["-m", "benchmarks.training", *common, "--model", case.model]
+        words += ["--bytes", str(case.nbytes), "--compute", str(compute)]
+        words += ["--contender", case.contender]
         words += ["--later", str(_later(result))] * bool(case.later)
         return words + ["--barrier"] * case.barrier
     words = ["-m", "gradsum.deploy.bench_worker", "--bytes", str(case.nbytes)]

@@ -10,8 +10,6 @@ sum in any step is found. Rank 0 writes JSON, as deploy/bench_worker.py does.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from benchmarks.rank import arguments, publish
 from gradsum.scheduler.profiles import Layer, Profile, profile
 from gradsum.worker import api
 from gradsum.worker.default import default
@@ -99,17 +98,14 @@ class Timed(nn.Module):
 
 def parse() -> argparse.Namespace:
     """The arguments."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--bytes", type=int, required=True, help="of the model, shrunk to")
     parser.add_argument("--compute", type=float, required=True, help="seconds of a step")
     parser.add_argument("--contender", choices=("gradsum", "ddp"), required=True)
     parser.add_argument("--barrier", action="store_true", help="step() waits for all sums")
-    parser.add_argument("--warmup", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--later", type=Path, metavar="FILE", help="write it after these steps, "
                         "and train as many again")  # fmt: skip
-    parser.add_argument("--result", type=Path, required=True)
     return parser.parse_args()
 
 
@@ -190,9 +186,8 @@ def main() -> None:
     shape = profile(args.model).shrunk(args.bytes).paced(args.compute)
     run = with_ddp if args.contender == "ddp" else with_gradsum
     seconds, wrong, found = run(args, shape)
-    result = {"contenders": {args.contender: {"seconds": seconds, "wrong": wrong}}, "usage": {}}
-    if os.environ["RANK"] == "0":
-        args.result.write_text(json.dumps(result | found), encoding="utf-8")
+    contenders = {args.contender: {"seconds": seconds, "wrong": wrong}}
+    publish(args.result, {"contenders": contenders} | found)
 
 
 if __name__ == "__main__":

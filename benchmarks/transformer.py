@@ -8,9 +8,7 @@ During the first run each layer's computation is timed, by rank 0, for the simul
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.rank import arguments, publish
 from examples.char_transformer import CharTransformer, draw_batch, read_text
 from gradsum.worker import api
 from gradsum.worker.default import default
 
 CONTEXT = 64
 BATCH = 6
-BULK = 3
 
 
 class Stopwatch:
@@ -117,25 +115,11 @@ class Run:
         return [after - before for before, after in zip(begun, begun[1:], strict=False)]
 
 
-def bulk(nbytes: int) -> float:
-    """Seconds of one push_pull of so many bytes: the median of a few."""
-    whole, seconds = torch.zeros(nbytes // 4), []
-    for _ in range(BULK):
-        api.barrier()
-        start = time.perf_counter()
-        api.push_pull_inplace(whole, name="bulk")
-        seconds.append(time.perf_counter() - start)
-    return median(seconds)
-
-
 def parse() -> argparse.Namespace:
     """The arguments."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--warmup", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
+    parser = arguments(__doc__)
     parser.add_argument("--width", type=int, default=192)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--result", type=Path, required=True)
     return parser.parse_args()
 
 
@@ -156,14 +140,11 @@ def main() -> None:
     contenders["gradsum"]["wrong"] = int(api.push_pull(wrong, average=False, name="wrong").item())
     watch = runs["barrier"].watch
     assert watch is not None
-    profile = watch.profile()
-    result = {
-        "contenders": contenders, "usage": {}, "links": default.get().session.transports(),
-        "profile": profile, "bulk": bulk(4 * sum(sum(row["tensors"]) for row in profile)),
+    publish(args.result, {
+        "contenders": contenders, "links": default.get().session.transports(),
+        "profile": watch.profile(),
         "losses": [runs["barrier"].losses[0], runs["barrier"].losses[-1]],
-    }  # fmt: skip
-    if api.rank() == 0:
-        args.result.write_text(json.dumps(result), encoding="utf-8")
+    })  # fmt: skip
     api.barrier()
     api.shutdown()
 

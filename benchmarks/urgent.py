@@ -10,14 +10,13 @@ together when everybody has. Every element is checked.
 from __future__ import annotations
 
 import argparse
-import json
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.rank import arguments, publish
 from gradsum.worker import api
 from gradsum.worker.default import default
 
@@ -92,11 +91,8 @@ def measure(backlog: Backlog) -> tuple[list[float], int]:
 
 def parse() -> argparse.Namespace:
     """The arguments."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bytes", type=int, required=True, help="of the backlog")
-    parser.add_argument("--warmup", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True, help="rounds of the backlog")
-    parser.add_argument("--result", type=Path, required=True)
+    parser = arguments(__doc__)
+    parser.add_argument("--bytes", type=int, required=True, help="of the backlog, in each step")
     return parser.parse_args()
 
 
@@ -115,13 +111,11 @@ def main() -> None:
         raise error
     mine = torch.tensor([float(wrong + warm.wrong + backlog.wrong)])
     total = api.push_pull(mine, average=False, name="wrong")
-    if api.rank() == 0:
-        result = {
-            "contenders": {"gradsum": {"seconds": delays, "wrong": int(total.item())}},
-            "usage": {}, "links": default.get().session.transports(),
-            "backlog": args.bytes * args.steps / backlog.seconds,
-        }  # fmt: skip
-        args.result.write_text(json.dumps(result), encoding="utf-8")
+    publish(args.result, {
+        "contenders": {"gradsum": {"seconds": delays, "wrong": int(total.item())}},
+        "links": default.get().session.transports(),
+        "backlog": args.bytes * args.steps / backlog.seconds,
+    })  # fmt: skip
     api.barrier()
     api.shutdown()
 

@@ -40,27 +40,6 @@ def test_the_weights_after_some_steps() -> None:
     assert layer.wrong(total) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--barrier"]])
-def test_two_ranks_train_and_no_element_is_wrong(more: list[str], tmp_path: Path) -> None:
-    result = tmp_path / "result.json"
-    words = ["launch", "--standalone", "--nproc-per-node", "2", "--servers", "2", "--"]
-    words += [sys.executable, "-m", "benchmarks.training"]
-    words += ["--model", "resnet50", "--bytes", "2000000", "--compute", "0.05"]
-    words += ["--contender", "gradsum", "--warmup", "2", "--steps", "3", "--result", str(result)]
-    processes = Processes(ROOT)
-    try:
-        code, out, err = processes.end(processes.gradsum(*words, *more))
-    finally:
-        processes.close()
-    assert code == 0, out + err
-    found = json.loads(result.read_text())
-    seconds = found["contenders"]["gradsum"]["seconds"]
-    assert len(seconds) == 5 and min(seconds) >= 0.05
-    assert found["contenders"]["gradsum"]["wrong"] == 0
-    assert found["bulk"] > 0
-
-
 def run(module: str, result: Path, ranks: int, *words: str) -> Any:
     """What rank 0 of a benchmark program writes."""
     command = ["launch", "--standalone", "--nproc-per-node", str(ranks), "--servers", "2", "--"]
@@ -72,6 +51,18 @@ def run(module: str, result: Path, ranks: int, *words: str) -> Any:
         processes.close()
     assert code == 0, out + err
     return json.loads(result.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--barrier"]])
+def test_two_ranks_train_and_no_element_is_wrong(more: list[str], tmp_path: Path) -> None:
+    words = ["--model", "resnet50", "--bytes", "2000000", "--compute", "0.05"]
+    words += ["--contender", "gradsum", "--warmup", "2", "--steps", "3", *more]
+    found = run("benchmarks.training", tmp_path / "result.json", 2, *words)
+    seconds = found["contenders"]["gradsum"]["seconds"]
+    assert len(seconds) == 5 and min(seconds) >= 0.05
+    assert found["contenders"]["gradsum"]["wrong"] == 0
+    assert found["bulk"] > 0
 
 
 @pytest.mark.slow

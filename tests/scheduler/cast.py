@@ -6,6 +6,12 @@ import itertools
 from typing import Any, TypeVar
 
 from gradsum.proto.control import (
+    AtFence,
+    Consume,
+    Consumed,
+    Fence,
+    FenceAck,
+    Go,
     Heartbeat,
     Hello,
     PlanAck,
@@ -164,6 +170,22 @@ class Cast:
         self.acknowledge()
         assert self.last(b"w0", PlanMessage).members
         self.clear()
+
+    def pass_fence(self, step: int) -> PlanMessage:
+        """All workers, now at ``step``, go to the fence that was announced last, for key 0; the
+        plan with which they go on."""
+        fence = self.last(b"w0", Fence)
+        for peer in self.worker_peers:
+            assert self.last(peer, Fence) == fence
+            self.send(peer, FenceAck(fence.number, True, step))
+            self.send(peer, AtFence(fence.number, {0: fence.step}))
+        for peer in self.worker_peers:
+            assert self.got(peer, Consume)
+            self.send(peer, Consumed(fence.number))
+        self.acknowledge()
+        gos = [self.last(peer, Go) for peer in self.worker_peers]
+        assert all(go == gos[0] for go in gos)
+        return gos[0].plan
 
     def acknowledge(self) -> None:
         """All servers acknowledge the plan that they were sent last."""

@@ -7,17 +7,7 @@ from typing import Any
 
 import pytest
 
-from gradsum.proto.control import (
-    AtFence,
-    Consume,
-    Consumed,
-    Fence,
-    FenceAck,
-    Go,
-    Heartbeat,
-    PlanAck,
-    PlanMessage,
-)
+from gradsum.proto.control import Fence, Heartbeat, PlanMessage
 from gradsum.scheduler.adaptation import LASTING, REST
 from gradsum.scheduler.placement import shares, weights
 
@@ -63,17 +53,8 @@ class Job:
 
     def plan(self) -> PlanMessage:
         """All pass the fence that was asked for; what they go on with."""
-        fence = self.cast.last(b"w0", Fence)
-        for peer in self.cast.worker_peers:
-            self.cast.send(peer, FenceAck(fence.number, True, self.step))
-            self.cast.send(peer, AtFence(fence.number, {0: fence.step}))
-        self.step = fence.step
-        for peer in self.cast.worker_peers:
-            assert self.cast.got(peer, Consume)
-            self.cast.send(peer, Consumed(fence.number))
-        for peer in self.cast.server_peers:
-            self.cast.send(peer, PlanAck(self.cast.last(peer, PlanMessage).epoch))
-        plan = self.cast.last(b"w0", Go).plan
+        plan = self.cast.pass_fence(self.step)
+        self.step = plan.step
         self.cast.clear()
         return plan
 

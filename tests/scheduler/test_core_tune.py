@@ -6,13 +6,10 @@ from typing import Any
 
 from gradsum.proto.control import (
     AtFence,
-    Consume,
-    Consumed,
     Fence,
     FenceAck,
     Go,
     Heartbeat,
-    PlanAck,
     PlanMessage,
     StatusQuery,
     StatusReply,
@@ -63,20 +60,10 @@ class Job:
 
     def pass_fence(self, fence: Fence) -> None:
         """All ranks go there; the plan comes to the servers, then to them."""
-        for peer in self.cast.worker_peers:
-            assert self.cast.last(peer, Fence) == fence
-            self.cast.send(peer, FenceAck(fence.number, True, self.step))
-            self.cast.send(peer, AtFence(fence.number, {0: fence.step}))
         assert fence.step > self.step
+        self.plans.append(self.cast.pass_fence(self.step))
         self.step = fence.step
         self.clock += 5.0  # whatever they do there is no step time
-        for peer in self.cast.worker_peers:
-            assert self.cast.got(peer, Consume)
-            self.cast.send(peer, Consumed(fence.number))
-        self.cast.send(b"s0", PlanAck(self.cast.last(b"s0", PlanMessage).epoch))
-        gos = [self.cast.last(peer, Go) for peer in self.cast.worker_peers]
-        assert gos[0] == gos[1]
-        self.plans.append(gos[0].plan)
         self.told += [a.record for a in self.cast.actions if isinstance(a, Learnt)]
         self.cast.clear()
         self.beat()
