@@ -24,6 +24,7 @@ TENSORS = 8
 ELEMENTS = 1024
 URGENT = 1 << 20
 PAUSE = 0.02
+WITHIN = 60.0
 
 
 class Backlog(threading.Thread):
@@ -31,7 +32,7 @@ class Backlog(threading.Thread):
 
     def __init__(self, nbytes: int, rounds: int, *, steps: bool = False) -> None:
         """steps: each round is one, where slices may change."""
-        super().__init__()
+        super().__init__(daemon=True)
         self._steps = steps
         self._rounds = rounds
         self._tensors = [torch.zeros(nbytes // TENSORS // 4) for _ in range(TENSORS)]
@@ -106,7 +107,7 @@ def main() -> None:
     backlog = Backlog(args.bytes, args.steps)
     backlog.start()
     delays, wrong = measure(backlog)
-    backlog.join()
+    backlog.join(WITHIN)
     for error in filter(None, (warm.error, backlog.error)):
         raise error
     mine = torch.tensor([float(wrong + warm.wrong + backlog.wrong)])

@@ -1,9 +1,10 @@
 """What a job asks fences for by itself: slices and shares that fit the links, the tuner's next try.
 
 Rules: everything becomes a planned epoch, one at a time, and nothing is asked for while another is
-on its way. Links count once all ranks pass fence points and everybody who carries bytes has
-measured its own. Once the tuner has begun, it alone changes slices. Shares move only when the
-slowest link would gain GAIN by what was measured, and has been so for LASTING: the rest is noise.
+on its way. Links count once all ranks pass fence points and have measured their own; shares of
+servers, once every machine's has been measured. Once the tuner has begun, it alone changes slices.
+Shares move only when the slowest link would gain GAIN by what was measured, and has been so for
+LASTING: the rest is noise.
 """
 
 from __future__ import annotations
@@ -68,10 +69,9 @@ class Adaptation:
         if self.tuning is not None and self._fences.given_up is not None:
             self.tuning.given_up(self._fences.given_up.step)
 
-    def _measured(self, members: list[Member]) -> bool:
-        """Whether links matter, and all of these members have measured theirs."""
-        steps = all(member.step for member in members if member.is_worker)
-        return not self._members.one_host and steps and all(member.uplink for member in members)
+    def _measured(self, workers: list[Member]) -> bool:
+        """Whether links matter, and all workers pass fence points and have measured theirs."""
+        return not self._members.one_host and all(w.step and w.uplink for w in workers)
 
     def _reslice(self, plan: PlanMessage, workers: list[Member]) -> None:
         if not self._config.auto_slices or self._fences.busy or not self._measured(workers):
@@ -85,8 +85,7 @@ class Adaptation:
     def _move(self, plan: PlanMessage, workers: list[Member], now: float) -> None:
         """Ask for shares by the capacity of the links."""
         servers = [self._members.servers[server.number] for server in plan.servers]
-        carrying = [m for m, s in zip(servers, plan.servers, strict=True) if s.weight > 0]
-        if self._fences.busy or not self._measured([*workers, *carrying]):
+        if self._fences.busy or not self._measured(workers):
             return
         rates: dict[str, float] = {}
         for member in (*workers, *servers):

@@ -66,7 +66,9 @@ class Shard:
         for replica in self._replicas:
             self._tell(replica)
         told = [inflow.told for inflow in self._inflows]
-        if not self._look and any(t is not None and t.hold < t.limit for t in told):
+        held = any(t is not None and t.hold < t.limit for t in told)
+        quiet = self._clock.now - max(inflow.last for inflow in self._inflows)
+        if held and not self._look and quiet < 2 * ACTIVE:  # later nothing changes by time alone
             self._look = True
             self._clock.at(self._clock.now + ACTIVE, self._looked)
 

@@ -32,7 +32,7 @@ class Job:
         self.cast.start()
         for peer in self.cast.worker_peers:
             self.cast.register(peer, 1, spec("a", 4))
-        self.step, self.clock = 0, 50.0
+        self.step, self.clock, self.asked = 0, 50.0, 0
         self.plans: list[PlanMessage] = []
         self.told: list[Record] = []
         self.cast.clear()
@@ -44,12 +44,22 @@ class Job:
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            self.step += 1
-            self.clock += SURFACE(self.setting)
-            self.cast.now += SURFACE(self.setting)
-            self.beat()
+            self.walk()
             if self.cast.got(b"w0", Fence):
                 self.pass_fence(self.cast.last(b"w0", Fence))
+
+    def walk(self) -> None:
+        """A step of both."""
+        self.step += 1
+        self.clock += SURFACE(self.setting)
+        self.cast.now += SURFACE(self.setting)
+        self.beat()
+
+    def status(self) -> dict[str, Any]:
+        """What anybody who asks is told."""
+        self.asked += 1
+        self.cast.send(b"x", StatusQuery(self.asked))
+        return self.cast.last(b"x", StatusReply).status
 
     def beat(self) -> None:
         """Rank 1 is as fast as the other, by a clock of its own."""
@@ -111,8 +121,7 @@ def test_what_an_earlier_job_found_is_tried_first() -> None:
 def test_the_status_shows_what_was_tried() -> None:
     job = Job(**CONFIG)
     job.run(20)
-    job.cast.send(b"x", StatusQuery(1))
-    status = job.cast.last(b"x", StatusReply).status
+    status = job.status()
     assert status["tunes"] is True
     tune = status["tune"]
     assert tune["state"] == "searching"
@@ -122,6 +131,20 @@ def test_the_status_shows_what_was_tried() -> None:
     assert tune["best"] in [
         {k: p[k] for k in ("slice_bytes", "window", "pack_bytes")} for p in tune["points"]
     ]
+
+
+def test_steps_until_the_fence_comes_count_for_what_is_in_force() -> None:
+    job = Job(**CONFIG)
+    while not job.cast.got(b"w0", Fence):
+        job.walk()
+    fence, before = job.cast.last(b"w0", Fence), job.status()["tune"]["points"][0]["steps"]
+    for peer in job.cast.worker_peers:
+        job.cast.send(peer, FenceAck(fence.number, True, job.step))
+    more = fence.step - job.step
+    for _ in range(more):
+        job.walk()
+    assert job.status()["tune"]["points"][0]["steps"] == before + more
+    assert more > 0 and len(job.status()["tune"]["points"]) == 1
 
 
 def test_a_fence_that_was_given_up_is_not_asked_for_again_at_once() -> None:

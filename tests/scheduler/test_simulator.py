@@ -13,8 +13,10 @@ from gradsum.scheduler.schedule import SCHEDULES
 from gradsum.scheduler.simulator import cluster as clusters
 from gradsum.scheduler.simulator.clock import Clock, Stuck
 from gradsum.scheduler.simulator.cluster import Cluster
+from gradsum.scheduler.simulator.job import Piece, describe
 from gradsum.scheduler.simulator.network import Machine, Network
 from gradsum.scheduler.simulator.run import simulate
+from gradsum.scheduler.simulator.shard import Shard
 
 RATE = 25e6
 MODEL_BYTES = 32_000_000
@@ -75,6 +77,65 @@ def test_each_machine_carries_what_the_formula_says(servers: int) -> None:
     for (up, down), nbytes in zip(found.carried, wanted, strict=True):
         assert up == pytest.approx(nbytes * frames, rel=0.01)
         assert down == pytest.approx(nbytes * frames, rel=0.01)
+
+
+def test_machines_of_groups_carry_it_too() -> None:
+    """20 workers as 16 machines; 7 CPU servers as 6."""
+    found = simulate(shaped("vgg16", 20, 7), Cluster.equal(20, 7, RATE))
+    own, extra = shares([RATE] * 20, [RATE] * 7)
+    assert len(found.carried) == 16 + 6
+    for number, ways in enumerate(found.carried):
+        nbytes = (1 + 18 * own[0] if number < 16 else 20 * extra[0]) * MODEL_BYTES
+        assert ways == pytest.approx((nbytes, nbytes), rel=0.02)
+
+
+class Reader:
+    """A worker that only notes what it is sent."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.machine = Machine(RATE)
+        self.outlet = self
+        self.sums: list[Piece] = []
+
+    def heard(self, *_: object) -> None:
+        """Grants and receipts."""
+
+    def arrive(self, _shard: int, piece: Piece, _offset: int, _seq: int) -> None:
+        self.sums.append(piece)
+
+
+def test_a_sum_leaves_when_all_copies_are_in_and_goes_to_everybody() -> None:
+    job = describe(
+        Profile("x", (Layer("a", (1000,), 0.1, 0.2),)), SCHEDULES["gradsum"], barrier=False,
+        slice_bytes=1 << 16, frame_bytes=1 << 16, pack_bytes=0, weights=(1.0,),
+    )  # fmt: skip
+    clock, readers = Clock(), [Reader(rank) for rank in range(3)]
+    shard = Shard(0, clock, Network(clock, 0.0), Machine(RATE), job, 0.0, readers)  # type: ignore[arg-type]
+    piece = Piece(0, job.units[0].slices[0], 1)
+    for rank, reader in enumerate(readers):
+        assert not any(each.sums for each in readers)
+        shard.arrive(rank, piece, 4256, 1)
+        if reader is not readers[-1]:
+            with pytest.raises(Stuck):
+                clock.run(lambda: any(each.sums for each in readers))
+    clock.run(lambda: all(each.sums == [piece] for each in readers))
+
+
+def test_a_shard_whose_senders_are_quiet_lets_the_clock_come_to_an_end() -> None:
+    """One is held back, near the other that has sent less: looked at again, but not for ever."""
+    job = describe(
+        Profile("x", (Layer("a", (1 << 20,), 0.1, 0.2),)), SCHEDULES["gradsum"], barrier=False,
+        slice_bytes=1 << 16, frame_bytes=1 << 16, pack_bytes=0, weights=(1.0,),
+    )  # fmt: skip
+    clock, readers = Clock(), [Reader(rank) for rank in range(2)]
+    shard = Shard(0, clock, Network(clock, 0.0), Machine(RATE), job, 0.0, readers)  # type: ignore[arg-type]
+    for number, piece in enumerate(job.units[0].slices[:12]):
+        for rank in (0, 1) if number < 2 else (0,):
+            shard.arrive(rank, Piece(0, piece, 1), (number + 1) * ((1 << 16) + FRAME_COST), 1)
+    with pytest.raises(Stuck):
+        clock.run(lambda: False)
+    assert {len(reader.sums) for reader in readers} == {2}
 
 
 @pytest.mark.parametrize("name", ["vgg16", "resnet50", "gpt2"])

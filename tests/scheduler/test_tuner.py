@@ -119,6 +119,24 @@ def test_small_changes_of_the_time_are_no_new_link() -> None:
     assert (again, changes, tuner.state) == (found, [], State.SETTLED)
 
 
+def test_steps_before_the_last_change_comes_into_force_are_no_new_link() -> None:
+    """They are those of the setting that was tried last, which may be far slower."""
+    surface, tuner, current = bowl(Setting(1 << 21, 16, 1 << 21)), Tuner(START), START
+    proposed: list[Setting] = []
+    for step in range(200):
+        proposed = tuner.step(Took(surface(current)), float(step))
+        if tuner.state is not State.SEARCHING:
+            break
+        for current in proposed:
+            tuner.step(Applied(current), float(step))
+    assert proposed and tuner.asked
+    for _ in range(5):
+        assert tuner.step(Took(3 * surface(current)), 300.0) == []
+    assert tuner.state is State.SETTLED
+    tuner.step(Applied(proposed[0]), 301.0)
+    assert not tuner.asked
+
+
 def test_two_slow_steps_are_no_new_link() -> None:
     surface = link(500 * MBIT)
     tuner = Tuner(START)

@@ -70,6 +70,7 @@ def test_counters_say_what_happened() -> None:
     counters = server.engine.counters
     assert (counters["pushes"], counters["duplicates"], counters["sums"]) == (2, 1, 1)
     assert (counters["bytes_in"], counters["bytes_out"]) == (32, 32)
+    assert server.engine.info() == counters | {"uplink": 0.0, "capacity": 0.0}
 
 
 def test_heartbeats_ping_and_repeat_the_grant() -> None:
