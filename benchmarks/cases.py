@@ -8,8 +8,8 @@ take with instant preemption and no overhead, by the time that it took; ``predic
 with what the simulator says. ``placement``: how near the bytes at each interface are to the
 formula. A ``program`` is another one of benchmarks/: ``urgent`` gives the p99 delay of an urgent
 sum under a backlog, ``transformer`` what going across the barrier gains, measured by predicted.
-``later``: the links change while the job runs; ``settled`` are the median seconds of the last steps
-before and at the end.
+``later``: links change while the job runs, after which as many rounds follow; ``settled`` are the
+median seconds of the last steps before and at the end.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Case:
     contender: str = "gradsum"
     barrier: bool = False
     program: str = ""
-    later: float = 0.0  # rate of all links for as many further rounds
+    later: float = 0.0  # rate of the links of ``slowed`` nodes, or of all, for further rounds
+    slowed: tuple[str, ...] = ()
 
     @property
     def best(self) -> float:
@@ -115,6 +116,8 @@ _ALL: Final = (
       for k in range(5)),
     replace(_training("vgg16", 1.0), name="tune", rate=500.0, later=100.0, rounds=60, owed={},
             settings={"TUNE": "1"}),
+    replace(_training("vgg16", 1.0), name="unequal", later=100.0, slowed=("c3",), rounds=20,
+            owed={}),
     Case("urgent", "links", 4, 4, 32_000_000, rate=500.0, rounds=40, program="urgent",
          owed={"urgent_p99": 0.025}),
     Case("transformer", "links", 4, 4, 7_315_968, rate=200.0, rounds=30, program="transformer",

@@ -159,7 +159,7 @@ def _watched(
                 break
             if lab is not None and not changed and _later(result).exists():
                 changed = True
-                for node in lab.nodes:
+                for node in case.slowed or lab.nodes:
                     lab.set_rate(node, case.later)
             time.sleep(0.2)
         codes = {name: p.poll() for p, (_, name) in zip(ranks, workers, strict=True)}

@@ -21,8 +21,9 @@ from gradsum.proto.control import AtFence, Consume, Consumed, Fence, FenceAck
 from gradsum.proto.limits import MAX_INT
 from gradsum.scheduler.table import Table
 
-AHEAD: Final = 2
-"""Steps between the highest step known and F: the news must arrive before F does."""
+AHEAD: Final = 1
+"""Steps between the highest step known and F: the news must arrive before F does. Doubled with each
+refusal, since steps may be faster than news."""
 
 
 class Change(NamedTuple):
@@ -38,6 +39,7 @@ class Change(NamedTuple):
 class _Open:
     fence: Fence
     change: Change
+    ahead: int = AHEAD
     since: float | None = None  # when a rank was first seen at it
     committed: bool = False  # the servers have the new plan
     acked: set[int] = field(default_factory=set)
@@ -93,12 +95,12 @@ class Fences:
         if self._open or not self._queue:
             return None
         self.given_up = None
-        self._open = _Open(self._next(epoch), self._queue.popleft())
+        self._open = _Open(self._next(epoch, AHEAD), self._queue.popleft())
         return self._open.fence
 
-    def _next(self, epoch: int) -> Fence:
+    def _next(self, epoch: int, ahead: int) -> Fence:
         self.last += 1
-        return Fence(self.last, epoch, self.top + AHEAD)
+        return Fence(self.last, epoch, self.top + ahead)
 
     def ack(self, rank: int, message: FenceAck) -> Fence | None:
         """Take an answer; returns the new fence that a refusal makes necessary."""
@@ -109,7 +111,8 @@ class Fences:
         if message.ok:
             state.acked.add(rank)
             return None
-        state.fence = self._next(state.fence.epoch)
+        state.ahead *= 2
+        state.fence = self._next(state.fence.epoch, state.ahead)
         state.acked.clear()
         state.versions.clear()
         state.target = None

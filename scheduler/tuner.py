@@ -1,11 +1,12 @@
 """Which slice size, credit window and packing size a job trains fastest with, found while it runs.
 
 Rules: ``step(event, now) -> proposals``; the caller brings a proposal into force by a planned epoch
-and says so. The step right after a change does not count, the median of all others under a setting
-does: the next one is asked for after COUNTED of them, and more follow until its fence comes. The
+and says so, and leaves out the step right after it. The median of all others under a setting
+counts: the next one is asked for after COUNTED of them, and more follow until its fence comes. The
 search ends after a number of points, or when nothing promises a gain; a gain that is small, or
-smaller than the noise, is not taken. When settled steps become slower or faster for good, the
-search starts anew around what is in force, and forgets what it knew: it was another link. No I/O.
+smaller than the noise, is not taken. Afterwards the first steps say what is usual now; when later
+ones become slower or faster for good, the search starts anew around what is in force, and forgets
+what it knew: it was another link. No I/O.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ WINDOWS: Final = (2, 4, 8, 16, 32)
 PACKS: Final = tuple(1 << power for power in range(18, 23))
 """The grid: bytes of a slice, slices under way, bytes of a shared buffer."""
 
-SKIPPED: Final = 1
-COUNTED: Final = 1
-"""Steps after a change that do not count, and those that do before the next change is asked for."""
+COUNTED: Final = 2
+"""Steps under a setting before the next one is asked for."""
+
+NOISE: Final = 0.01
+"""Relative deviation of a step's time, at least: two equal steps prove nothing."""
 
 SPOTS: Final = ((1, 3, 2), (4, 1, 2), (3, 3, 1), (2, 1, 3))
 """Where on the grid a search looks before the model is asked."""
@@ -39,11 +42,16 @@ POINTS: Final = 10
 AGAIN: Final = 5
 """Points of the first search, and of one after the link has changed."""
 
-WORTH: Final = 0.02
+WORTH: Final = 0.03
 SHIFT: Final = 0.15
 LASTING: Final = 3
 """A gain worth a change; a change of the step time that is none by chance, and for how many steps.
 """
+
+USUAL: Final = 5
+BROKEN: Final = 0.3
+"""Steps after a search that say what is usual from then on, and how much slower than the search saw
+they may be: beyond, the link has changed before."""
 
 PAUSE: Final = 10.0
 """Seconds in which a change that was given up is not asked for again."""
@@ -99,7 +107,6 @@ class Point:
 class _Sample:
     """Steps under the setting in force."""
 
-    skip: int = SKIPPED
     steps: int = 0
     seconds: list[float] = field(default_factory=list)
 
@@ -112,7 +119,7 @@ class Tuner:
 
     __slots__ = (
         "_asked", "_budget", "_chosen", "_current", "_first", "_grid", "_guess", "_not_before",
-        "_points", "_recent", "_sample", "state",
+        "_points", "_recent", "_sample", "_usual", "state",
     )  # fmt: skip
 
     def __init__(self, current: Setting, guess: Setting | None = None) -> None:
@@ -129,6 +136,7 @@ class Tuner:
         self._asked: Setting | None = None
         self._not_before = 0.0
         self._recent: deque[float] = deque(maxlen=LASTING)
+        self._usual: list[float] = []
         self._chosen: Point | None = None
 
     @property
@@ -182,16 +190,13 @@ class Tuner:
     def _took(self, seconds: float, steps: int, now: float) -> list[Setting]:
         if not (seconds > 0 and math.isfinite(seconds)) or steps < 1:
             return []
-        if self._sample.skip > 0:
-            self._sample.skip -= steps
-            return []
         if self.state is not State.SEARCHING:
             if self._asked is None:
                 self._watch(seconds)
             return []
         self._sample.steps += steps
         self._sample.seconds.append(seconds)
-        if len(self._sample.seconds) < COUNTED or now < self._not_before:
+        if self._sample.steps < COUNTED or now < self._not_before:
             return []
         self._keep()
         return [] if self._asked is not None else self._ask(self._next())
@@ -201,7 +206,7 @@ class Tuner:
         seconds = sorted(self._sample.seconds)
         middle = median(seconds)
         spread = 1.4826 * median(abs(it - middle) for it in seconds) / middle
-        noise = max(spread / math.sqrt(len(seconds)), 0.003)
+        noise = max(spread, NOISE) / math.sqrt(self._sample.steps)
         self._points[self._current] = Point(self._current, middle, noise, self._sample.steps)
 
     def _next(self) -> Setting:
@@ -233,6 +238,7 @@ class Tuner:
         worth = gain >= max(WORTH, math.hypot(first.noise, best.noise))
         self.state = State.SETTLED if worth else State.LEFT_ALONE
         self._chosen = best if worth else first
+        self._usual = []
         return self._chosen.setting
 
     def _ask(self, setting: Setting) -> list[Setting]:
@@ -243,18 +249,28 @@ class Tuner:
 
     def _watch(self, seconds: float) -> None:
         """Begin anew when settled steps have been off the usual time for a while."""
-        self._recent.append(math.log(seconds / self.chosen.seconds))
+        if len(self._usual) < USUAL:
+            self._usual.append(seconds)
+            broken = median(self._usual) > (1 + BROKEN) * self.chosen.seconds
+            if broken and len(self._usual) == USUAL:
+                self._begin_anew()
+            return
+        self._recent.append(math.log(seconds / median(self._usual)))
         if len(self._recent) < LASTING:
             return
         slower = min(self._recent) > math.log1p(SHIFT)
         faster = max(self._recent) < -math.log1p(SHIFT)
         if slower or faster:
-            self.state = State.SEARCHING
-            self._points = {}
-            self._first, self._guess = self._current, None
-            self._budget = AGAIN
-            self._sample = _Sample(skip=0)
-            self._recent.clear()
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Search around what is in force."""
+        self.state = State.SEARCHING
+        self._points = {}
+        self._first, self._guess = self._current, None
+        self._budget = AGAIN
+        self._sample = _Sample()
+        self._recent.clear()
 
 
 def _places(settings: tuple[Setting, ...]) -> Array:

@@ -28,9 +28,18 @@ def opened(*steps: int) -> Fences:
     return fences
 
 
-def test_a_fence_lies_two_above_the_highest_known_step() -> None:
+def test_a_fence_lies_one_above_the_highest_known_step() -> None:
     fences = opened(4, 9, 2)
-    assert fences.current == Fence(1, 3, 11)
+    assert fences.current == Fence(1, 3, 10)
+
+
+def test_steps_that_are_faster_than_news_are_met_further_ahead_each_time() -> None:
+    fences = opened(4)
+    found = [fences.ack(0, FenceAck(number, False, 10 * number)) for number in (1, 2, 3)]
+    assert found == [Fence(2, 3, 12), Fence(3, 3, 24), Fence(4, 3, 38)]
+    fences.abort()
+    fences.request(Change())
+    assert fences.open(4) == Fence(5, 4, 31), "the next change begins anew"
 
 
 def test_one_at_a_time_and_equal_requests_once() -> None:
@@ -39,10 +48,10 @@ def test_one_at_a_time_and_equal_requests_once() -> None:
     for _ in range(3):
         fences.request(Change())
     fences.request(Change(pack_bytes=5))
-    assert fences.open(1) == Fence(1, 1, 2)
+    assert fences.open(1) == Fence(1, 1, 1)
     assert fences.open(1) is None
     fences.close()
-    assert fences.open(2) == Fence(2, 2, 2)
+    assert fences.open(2) == Fence(2, 2, 1)
     assert fences.change == Change(pack_bytes=5)
     fences.close()
     assert fences.open(2) is None
@@ -103,23 +112,23 @@ def test_abort_before_the_commit_only() -> None:
     fences = opened(0)
     fences.request(Change(pack_bytes=1))
     assert fences.abort() == 1
-    assert fences.given_up == Fence(1, 3, 2)
+    assert fences.given_up == Fence(1, 3, 1)
     assert fences.open(3) is None, "what waited is given up too"
     fences.request(Change())
-    assert fences.open(3) == Fence(2, 3, 2), "numbers are never used again"
+    assert fences.open(3) == Fence(2, 3, 1), "numbers are never used again"
     assert fences.given_up is None
     fences.commit()
     assert fences.abort() == 0
-    assert fences.current == Fence(2, 3, 2)
+    assert fences.current == Fence(2, 3, 1)
     assert fences.ack(0, FenceAck(2, False, 50)) is None
 
 
 def test_a_rank_that_missed_the_fence_is_told_again() -> None:
     fences = opened(0)
-    assert fences.unheard(0, 0) == Fence(1, 3, 2)
+    assert fences.unheard(0, 0) == Fence(1, 3, 1)
     fences.ack(0, FenceAck(1, True, 0))
-    assert fences.unheard(0, 1) is None
-    assert fences.unheard(0, 2) == Fence(1, 3, 2), "it is there, yet we have not heard so"
+    assert fences.unheard(0, 0) is None
+    assert fences.unheard(0, 1) == Fence(1, 3, 1), "it is there, yet we have not heard so"
     fences.arrive(0, AtFence(1, {}))
     assert fences.unheard(0, 2) is None
 
@@ -145,4 +154,4 @@ def test_nonsense_steps_do_not_move_the_fence() -> None:
     for step in (-5, 1 << 63, (1 << 64) - 1):
         fences.seen(step)
     fences.request(Change())
-    assert fences.open(1) == Fence(1, 1, 2)
+    assert fences.open(1) == Fence(1, 1, 1)

@@ -146,6 +146,35 @@ def test_two_slow_steps_are_no_new_link() -> None:
     assert tuner.state is State.SETTLED
 
 
+def searched(tuner: Tuner, surface: Surface) -> Setting:
+    """What is in force right after the search, changes coming into force at once."""
+    current = START
+    for step in range(100):
+        proposed = tuner.step(Took(surface(current)), float(step))
+        for current in proposed:
+            tuner.step(Applied(current), float(step))
+        if tuner.state is not State.SEARCHING:
+            return current
+    raise AssertionError("the search does not end")
+
+
+def test_what_is_usual_is_seen_after_the_search_and_not_in_it() -> None:
+    """Steps between fences are slower than those that follow each other."""
+    surface, tuner = link(500 * MBIT), Tuner(START)
+    found = searched(tuner, lambda it: 1.2 * surface(it))
+    again, changes = drive(tuner, surface, 40, current=found)
+    assert (again, changes, tuner.state) == (found, [], State.SETTLED)
+    drive(tuner, lambda it: 1.2 * surface(it), 5, current=found)
+    assert tuner.state is State.SEARCHING, "slower than usual, though not than in the search"
+
+
+def test_a_link_that_changed_while_the_search_ended_is_noticed() -> None:
+    surface, tuner = link(500 * MBIT), Tuner(START)
+    found = searched(tuner, surface)
+    drive(tuner, lambda it: 1.4 * surface(it), 5, current=found)
+    assert tuner.state is State.SEARCHING
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.005])
 def test_a_flat_surface_is_left_alone(noise: float) -> None:
     tuner = Tuner(START)
@@ -159,17 +188,17 @@ def test_the_same_events_give_the_same_proposals() -> None:
     assert len(runs[0][1]) >= 9
 
 
-def test_changes_lie_two_steps_apart_and_first_steps_do_not_count() -> None:
+def test_changes_lie_two_steps_apart() -> None:
     tuner = Tuner(START)
     surface = link(500 * MBIT)
-    last, current = 0, START
+    asked, current = [], START
     for step in range(50):
-        seconds = 9.0 if step in (last, 0) else surface(current)
-        for current in tuner.step(Took(seconds), float(step)):
-            assert step - last >= 1
-            last = step + 1
+        for setting in tuner.step(Took(surface(current)), float(step)):
+            asked.append(step)
+            current = setting
             tuner.step(Applied(current), float(step))
-    assert all(point.seconds == pytest.approx(surface(point.setting)) for point in tuner.points)
+    assert asked[:9] == list(range(1, 19, 2))
+    assert all(point.steps == 2 for point in tuner.points)
 
 
 def test_a_change_that_was_given_up_waits() -> None:
@@ -177,7 +206,8 @@ def test_a_change_that_was_given_up_waits() -> None:
     proposals = [tuner.step(Took(0.1), 1.0) for _ in range(2)]
     assert [len(it) for it in proposals] == [0, 1]
     assert tuner.asked
-    assert tuner.step(Took(0.3), 1.0) == []  # asked for: nothing more until it is in force
+    for _ in range(2):  # asked for: nothing more until it is in force
+        assert tuner.step(Took(0.3), 1.0) == []
     assert tuner.points[0].seconds == pytest.approx(0.2), "but what is in force is known better"
     tuner.step(GivenUp(), 2.0)
     assert [tuner.step(Took(0.1), 2.0 + PAUSE / 2) for _ in range(9)] == [[]] * 9
