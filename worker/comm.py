@@ -409,6 +409,9 @@ class Comm(threading.Thread):
     def _look(self, core: Core, now: float) -> None:
         if core.plan is not None and (warning := self._lookout.look(core, core.plan, now)):
             log.warning("%s", warning)
+        for op in core.waiting():
+            if op.handle is not None and (error := op.handle.overdue(now)):
+                self._finish(op.handle, error)
 
     def _close(self) -> None:
         if self._coordinator is not None:

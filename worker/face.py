@@ -6,7 +6,7 @@ front end never asks which of them it talks to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gradsum.config import Settings
@@ -26,6 +26,12 @@ class Handle(Protocol):
 
     def wait(self, timeout: float | None = None) -> Outcome:
         """Block until the round is over; raises what ended it, StallTimeout after ``timeout`` s."""
+
+    def tell(self, call: Callable[[], None]) -> None:
+        """Have ``call()`` run when ``wait`` would return at once: by the session's thread, or now.
+
+        It must not raise, and take no longer than a sink. The round ends by stall_timeout.
+        """
 
 
 class Session(Protocol):
@@ -88,8 +94,8 @@ class Session(Protocol):
     def join(self) -> int:
         """Leave the rounds (E7); returns the last rank that joined."""
 
-    def next_group(self) -> str:
-        """A name for the next optimizer, in creation order."""
+    def next_group(self, kind: str = "opt") -> str:
+        """A name for the next optimizer or model of this kind, in creation order."""
 
     def speed(self) -> tuple[int, float]:
         """(time in ms, MB/s over the last interval)."""

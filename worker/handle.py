@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from gradsum.errors import GradsumError, StallTimeout
@@ -55,13 +57,14 @@ class Ticket:
 class Handle:
     """A submitted tensor on its way. A bare lock is its event: thousands are made in a step."""
 
-    __slots__ = ("_done", "_error", "_open", "_timeout", "op")
+    __slots__ = ("_done", "_error", "_open", "_tell", "_timeout", "op")
 
     def __init__(self, op: Op, timeout: float) -> None:
         self.op = op
         self._timeout = timeout
         self._error: GradsumError | None = None
         self._done = False
+        self._tell: deque[Callable[[], None]] | None = None
         self._open = threading.Lock()
         self._open.acquire()
 
@@ -77,6 +80,33 @@ class Handle:
         self._error = error
         self._done = True
         self._let_go()
+        self._tell_all()
+
+    def tell(self, call: Callable[[], None]) -> None:
+        """Have ``call()`` run once it is settled: by the thread that settles it, or now. Such a
+        handle is ended by the comm thread after its timeout, since nobody waits on it here."""
+        self._tell = deque([call])
+        if self._done:
+            self._tell_all()
+
+    def _tell_all(self) -> None:
+        """Both threads may come here; a deque hands each call to one of them."""
+        while self._tell:
+            with contextlib.suppress(IndexError):
+                self._tell.popleft()()
+
+    def overdue(self, now: float) -> GradsumError | None:
+        """The error that ends it if it is to tell somebody and its time is over."""
+        late = self._tell is not None and now - self.op.since > self._timeout
+        return self._stalled(self._timeout) if late else None
+
+    def _stalled(self, limit: float) -> StallTimeout:
+        return StallTimeout(
+            f"tensor {self.op.name!r} version {self.op.version} is not complete after "
+            f"{limit:g} s: {lacking(self.op)}",
+            tensor=self.op.name,
+            hint="all ranks must push the same tensors equally often",
+        )
 
     def _let_go(self) -> None:
         with contextlib.suppress(RuntimeError):  # open already: two threads ended it at once
@@ -95,12 +125,7 @@ class Handle:
         limit = self._timeout if timeout is None else timeout
         if not self._done:
             if not self._open.acquire(timeout=min(limit, threading.TIMEOUT_MAX)):
-                raise StallTimeout(
-                    f"tensor {self.op.name!r} version {self.op.version} is not complete after "
-                    f"{limit:g} s: {lacking(self.op)}",
-                    tensor=self.op.name,
-                    hint="all ranks must push the same tensors equally often",
-                )
+                raise self._stalled(limit)
             self._let_go()
         if self._error is not None:
             raise self._error.renew()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradsum.config import Settings
@@ -35,6 +35,10 @@ class _Done:
     def wait(self, timeout: float | None = None) -> Outcome:
         """What came of it."""
         return self._outcome
+
+    def tell(self, call: Callable[[], None]) -> None:
+        """At once."""
+        call()
 
 
 class LocalSession:
@@ -134,10 +138,10 @@ class LocalSession:
         self.check()
         return 0
 
-    def next_group(self) -> str:
+    def next_group(self, kind: str = "opt") -> str:
         """ "opt0", "opt1", ..."""
         self._groups += 1
-        return f"opt{self._groups - 1}"
+        return f"{kind}{self._groups - 1}"
 
     def speed(self) -> tuple[int, float]:
         """(time in ms, MB/s since the last call)."""

@@ -224,11 +224,11 @@ class Session:
         found = self._answer(ticket)
         return int(next(iter(found)))
 
-    def next_group(self) -> str:
-        """A name for the next optimizer, the same on every rank: "opt0", "opt1", ..."""
+    def next_group(self, kind: str = "opt") -> str:
+        """A name for the next optimizer or model, the same on every rank: "opt0", "opt1", ..."""
         with self._lock:
             self._groups += 1
-            return f"opt{self._groups - 1}"
+            return f"{kind}{self._groups - 1}"
 
     def speed(self) -> tuple[int, float]:
         """Wall time in ms and MB/s of pushed bytes since the last call."""

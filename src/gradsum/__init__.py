@@ -48,16 +48,19 @@ _HOMES: Final = dict.fromkeys(_API, "gradsum.worker.api") | {
     "GradsumError": "gradsum.errors",
     "Policy": "gradsum.scheduler.policy",
 }
+_MODULES: Final = ("torch",)
 _LATER: Final = ("suspend", "resume", "DistributedDataParallel")
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return import_module(f"gradsum.{name}")
     if name in _LATER:
         raise AttributeError(f"gradsum.{name} is not built yet; it comes in a later release")
     raise AttributeError(f"module 'gradsum' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_HOMES, *_MODULES])

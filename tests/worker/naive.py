@@ -33,6 +33,15 @@ class NaiveHandle:
         self.cluster = cluster
         self.outcome: Outcome | None = None
         self.pending: Callable[[], None] | None = None
+        self.calls: list[Callable[[], None]] = []
+
+    def tell(self, call: Callable[[], None]) -> None:
+        with self.cluster.changed:
+            if self.outcome is None:
+                self.calls.append(call)
+                return
+        self.wait()
+        call()
 
     def done(self) -> bool:
         return self.outcome is not None and self.pending is None
@@ -139,6 +148,9 @@ class NaiveCluster:
             part.handle.pending = write
         else:
             write()
+        for call in part.handle.calls:
+            part.handle.wait()
+            call()
 
 
 class NaiveSession:
@@ -239,9 +251,9 @@ class NaiveSession:
         cluster.await_(lambda: len(cluster.joined) == cluster.size, "join")
         return cluster.joined[-1]
 
-    def next_group(self) -> str:
+    def next_group(self, kind: str = "opt") -> str:
         self._groups += 1
-        return f"opt{self._groups - 1}"
+        return f"{kind}{self._groups - 1}"
 
     def speed(self) -> tuple[int, float]:
         return 0, 0.0

@@ -7,7 +7,9 @@ from typing import Final
 
 from tests.e2e.stage import Scenario
 
-KINDS: Final = ("api_semantics", "config", "dtypes", "lifecycle", "numerics", "training")
+KINDS: Final = (
+    "api_semantics", "backend", "config", "ddp", "dtypes", "lifecycle", "numerics", "training",
+)  # fmt: skip
 
 
 def collect() -> dict[str, Scenario]:
