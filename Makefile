@@ -6,13 +6,14 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 DEMO   := examples/digits.py --compare
 
-.PHONY: help install demo test test-long bench lint clean
+.PHONY: help install demo test test-long oracle bench lint clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       install, then train a model by 2 workers and 2 summation servers"
 	@echo "make test       install, check types and imports, run the tests, try the built wheel"
 	@echo "make test-long  the tests that take minutes"
+	@echo "make oracle     PyTorch's own tests of torch.distributed, on gloo and on gradsum"
 	@echo "make bench      all measurements; those of shaped links need root"
 	@echo "make install    only install, into $(VENV)"
 	@echo "make lint       ruff, mypy, import-linter"
@@ -29,6 +30,9 @@ test: lint
 
 test-long: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -m long
+
+oracle: $(VENV)/.installed-test
+	$(BIN)/python -m tests.oracle.run
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks run --all --out benchmarks.json

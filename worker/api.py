@@ -20,6 +20,7 @@ from gradsum.worker import agreement, broadcast, pushpull
 from gradsum.worker.compression import Compression, Compressor, require_compressor
 from gradsum.worker.default import default
 from gradsum.worker.optimizer import Distributed, wrap
+from gradsum.worker.parallel import Parallel
 from gradsum.worker.pushpull import PushPullHandle
 
 
@@ -30,6 +31,7 @@ def init(settings: config.Settings | None = None, **overrides: Any) -> None:
     coordinator and with a world size of 1 the process runs alone. Raises ConfigError, Refused,
     Unreachable or StallTimeout, each naming cause and remedy.
     """
+    overrides.pop("lazy", None)
     if settings is not None and overrides:
         raise UsageError("init() takes settings or overrides, not both")
     if settings is None:
@@ -225,6 +227,39 @@ def DistributedOptimizer(
         model=model,
         cross_barrier=cross_barrier,
     )
+
+
+def DistributedDataParallel(
+    module: torch.nn.Module,
+    device_ids: Sequence[int] | None = None,
+    broadcast_buffers: bool = True,
+    compression: Compressor | None = None,
+) -> Parallel:
+    """BytePS's wrapper of a model: gradients are means over the ranks when backward() returns, for
+    any optimizer. ``no_sync()`` accumulates; state_dict names begin with "module.".
+
+    device_ids: taken and not used, the module stays where it is. Torch's own
+    DistributedDataParallel works too: ``gradsum.torch.attach``.
+    """
+    return Parallel(default.get(), module, broadcast_buffers, require_compressor(compression))
+
+
+def CrossBarrier(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Compressor | None = None,
+    backward_passes_per_step: int = 1,
+    num_steps: int = 10**6,
+) -> Distributed:
+    """BytePS's name of ``DistributedOptimizer(..., model=model, cross_barrier=True)``.
+
+    num_steps: taken and not used, no step is the last one before it is asked for.
+    """
+    return DistributedOptimizer(
+        optimizer, named_parameters, compression, backward_passes_per_step,
+        model=model, cross_barrier=True,
+    )  # fmt: skip
 
 
 def get_pushpull_speed() -> tuple[int, float]:

@@ -38,6 +38,30 @@ def parameters(client: Client, params: Named, root: int = 0, prefix: str = "Para
 
 def tensors(client: Client, pairs: list[tuple[str, torch.Tensor]], root: int) -> None:
     """Broadcast named tensors, all in flight together."""
+    begin(client, pairs, root).wait()
+
+
+class Flight:
+    """Broadcasts that are on their way."""
+
+    def __init__(self, parts: list[tuple[Handle, BitSink | None]]) -> None:
+        self._parts = parts
+
+    def done(self) -> bool:
+        """Whether ``wait`` would return, or raise, at once."""
+        return all(handle.done() for handle, _ in self._parts)
+
+    def wait(self) -> None:
+        """Until the root has handed everything over, and the others have it."""
+        for handle, _ in self._parts:
+            handle.wait()
+        for _, target in self._parts:
+            if target is not None:
+                target.finish()
+
+
+def begin(client: Client, pairs: list[tuple[str, torch.Tensor]], root: int) -> Flight:
+    """Begin to broadcast named tensors."""
     policy = Policy(kind=BROADCAST, root=root)
     specs = [client.fitting(spec_of(f"broadcast/{root}/{name}", t, policy)) for name, t in pairs]
     entries = client.enter(specs)
@@ -49,11 +73,7 @@ def tensors(client: Client, pairs: list[tuple[str, torch.Tensor]], root: int) ->
         else:
             sink = BitSink(tensor)
             flight.append((entry.submit(client.session, None, sink, MOST_URGENT + urgency), sink))
-    for handle, _ in flight:
-        handle.wait()
-    for _, target in flight:
-        if target is not None:
-            target.finish()
+    return Flight(flight)
 
 
 def value(client: Client, obj: Any, root: int = 0, name: str | None = None) -> Any:

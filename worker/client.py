@@ -52,6 +52,7 @@ class Client:
         self.bundles: dict[tuple[str | None, Any], Bundles] = {}
         self._entries: dict[str, Entry] = {}
         self._policies: dict[str, Policy] = {}
+        self._turns: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def declare(self, name: str, policy: Policy | None = None) -> None:
@@ -84,6 +85,13 @@ class Client:
     def optimizers(self) -> list[Any]:
         """The wrapped optimizers, in the order of wrapping."""
         return [alive for ref in self._optimizers if (alive := ref()) is not None]
+
+    def turn(self, what: str) -> int:
+        """How often this was asked before."""
+        with self._lock:
+            turn = self._turns.get(what, 0)
+            self._turns[what] = turn + 1
+        return turn
 
     def policy(self, name: str) -> Policy:
         """The declared policy of a name, or the default: all ranks write and read."""

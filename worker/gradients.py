@@ -39,7 +39,10 @@ class Gradients:
         compressor: Compressor,
         passes: int,
         order: ForwardOrder | None,
+        *,
+        average: bool = True,
     ) -> None:
+        self._average = average
         self._session = client.session
         self._naming = naming
         self._compressor = compressor
@@ -234,14 +237,14 @@ class Gradients:
             tracked.spec.nbytes >= session.pack_bytes  # smaller ones are packed, a copy anyway
         ):
             grad = tracked.shared_grad(session.buffer)
-        sink = TensorSink(grad, tracked.spec.wire, average=True)
+        sink = TensorSink(grad, tracked.spec.wire, average=self._average)
         source = source_bytes(grad, tracked.spec)
         self._submit(index, version, source, sink, grad)
 
     def _declare_absent(self, verdict: Verdict, *, wanted: bool) -> None:
         for index in verdict.absent:
             tracked = self._tracked[index]
-            sink = TensorSink(tracked.empty_grad, tracked.spec.wire, average=True)
+            sink = TensorSink(tracked.empty_grad, tracked.spec.wire, average=self._average)
             self._submit(index, verdict.version, None, sink if wanted else None, None)
 
     def _submit(

@@ -216,8 +216,12 @@ def wrap(
     *,
     model: torch.nn.Module | None = None,
     cross_barrier: bool = False,
+    average: bool = True,
 ) -> Distributed:
-    """Make ``optimizer`` a Distributed one, in place. Blocks until every rank has wrapped it."""
+    """Make ``optimizer`` a Distributed one, in place. Blocks until every rank has wrapped it.
+
+    average: False leaves sums where means would be.
+    """
     client.session.check()
     _require_wrappable(optimizer)
     compressor = require_compressor(compression)
@@ -230,7 +234,7 @@ def wrap(
         order = Readers(_require_model(model), crossing.need, crossing.settle)
     elif model is not None:
         order = ForwardOrder(model)
-    gradients = Gradients(client, naming, compressor, passes, order)
+    gradients = Gradients(client, naming, compressor, passes, order, average=average)
     gradients.adopt(optimizer.param_groups)
     base = type(optimizer)
     body = {

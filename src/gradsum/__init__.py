@@ -13,6 +13,8 @@ __version__: Final = "0.1.0"
 if TYPE_CHECKING:
     from gradsum.errors import GradsumError as GradsumError
     from gradsum.scheduler.policy import Policy as Policy
+    from gradsum.worker.api import CrossBarrier as CrossBarrier
+    from gradsum.worker.api import DistributedDataParallel as DistributedDataParallel
     from gradsum.worker.api import DistributedOptimizer as DistributedOptimizer
     from gradsum.worker.api import assert_in_sync as assert_in_sync
     from gradsum.worker.api import barrier as barrier
@@ -39,17 +41,17 @@ if TYPE_CHECKING:
     from gradsum.worker.api import synchronize as synchronize
     from gradsum.worker.compression import Compression as Compression
 
-_API: Final = """DistributedOptimizer assert_in_sync barrier broadcast_object
-broadcast_optimizer_state broadcast_parameters declare flush get_pushpull_speed init is_initialized
-join local_rank local_size mark_step poll push_pull push_pull_async push_pull_async_inplace
-push_pull_inplace rank shutdown size synchronize""".split()
+_API: Final = """CrossBarrier DistributedDataParallel DistributedOptimizer assert_in_sync barrier
+broadcast_object broadcast_optimizer_state broadcast_parameters declare flush get_pushpull_speed
+init is_initialized join local_rank local_size mark_step poll push_pull push_pull_async
+push_pull_async_inplace push_pull_inplace rank shutdown size synchronize""".split()
 _HOMES: Final = dict.fromkeys(_API, "gradsum.worker.api") | {
     "Compression": "gradsum.worker.compression",
     "GradsumError": "gradsum.errors",
     "Policy": "gradsum.scheduler.policy",
 }
-_MODULES: Final = ("torch",)
-_LATER: Final = ("suspend", "resume", "DistributedDataParallel")
+_MODULES: Final = ("horovod", "torch")
+_LATER: Final = ("suspend", "resume")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """``python -m tests.oracle.run``: PyTorch's tests on gloo and on gradsum, and what differs.
 
-Each test is a job of its own on a service that stands. A result is "passed", "skipped" with torch's
+Each test is a job of its own on a service that stands, of 8 processes; those that are skipped then
+are tried with 4. A result is "passed", "skipped" with torch's
 reason, or "failed" with the end of its traceback. Exit code 0: every test that passes with gloo
 passes with gradsum, or is in EXCEPTIONS.
 """
@@ -20,21 +21,22 @@ from typing import Any, Final
 
 from tests.oracle.exceptions import EXCEPTIONS
 
-RANKS: Final = 3
+RANKS: Final = (8, 4)
 WITHIN: Final = 30.0
 
 
 class Service:
     """A coordinator and two servers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ranks: int) -> None:
         self._folder = folder
+        self._ranks = ranks
         self._children: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> str:
         file = self._folder / "address"
         words = ["coordinator", "--bind", "127.0.0.1:0", "--port-file", str(file)]
-        self._start("coordinator", [*words, "--workers", str(RANKS), "--servers", "2"])
+        self._start("coordinator", [*words, "--workers", str(self._ranks), "--servers", "2"])
         deadline = time.monotonic() + WITHIN
         while not file.exists():
             if time.monotonic() > deadline:
@@ -96,17 +98,27 @@ def play(only: list[str]) -> dict[str, list[str]]:
     return results.found
 
 
-def on(backend: str, only: list[str]) -> dict[str, list[str]]:
+def on(backend: str, only: list[str], ranks: int) -> dict[str, list[str]]:
     """Run tests on a backend, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "results.json")
-        env = os.environ | {"ORACLE_BACKEND": backend, "ORACLE_RANKS": str(RANKS)}
+        env = os.environ | {"ORACLE_BACKEND": backend, "ORACLE_RANKS": str(ranks)}
         env |= {"GRADSUM_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "tests.oracle.run", "--play", str(file), *only]
-        with Service(Path(folder)) as address:
+        with Service(Path(folder), ranks) as address:
             subprocess.run(command, env=env | {"GRADSUM_COORDINATOR": address}, check=True)
         found: dict[str, list[str]] = json.loads(file.read_text())
         return found
+
+
+def on_all(backend: str, only: list[str], ranks: list[int]) -> dict[str, list[str]]:
+    """The same with several numbers of processes, each for what no earlier one could run."""
+    found: dict[str, list[str]] = {}
+    for each in ranks:
+        rest = [name for name, (how, _) in found.items() if how == "skipped"] if found else only
+        again = on(backend, rest, each) if rest or not found else {}
+        found |= {name: it for name, it in again.items() if it[0] != "skipped" or name not in found}
+    return found
 
 
 def compare(gloo: dict[str, list[str]], ours: dict[str, list[str]]) -> list[str]:
@@ -128,13 +140,15 @@ def main() -> int:
     """0 when nothing differs without a reason."""
     parser = argparse.ArgumentParser(prog="python -m tests.oracle.run", description=__doc__)
     parser.add_argument("tests", nargs="*", help="names; all by default")
+    parser.add_argument("--ranks", type=int, nargs="+", default=list(RANKS), metavar="N",
+                        help="processes of each test")  # fmt: skip
     parser.add_argument("--play", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write all results as JSON")
     args = parser.parse_args()
     if args.play:
         args.play.write_text(json.dumps(play(args.tests)))
         return 0
-    both = {backend: on(backend, args.tests) for backend in ("gloo", "gradsum")}
+    both = {backend: on_all(backend, args.tests, args.ranks) for backend in ("gloo", "gradsum")}
     if args.out:
         args.out.write_text(json.dumps(both, indent=1))
     for backend, found in both.items():

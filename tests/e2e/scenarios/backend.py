@@ -161,6 +161,7 @@ def what_is_no_sum_goes_over_gloo(stage: Stage) -> None:
         part = torch.empty(2)
         dist.reduce_scatter_tensor(part, torch.arange(2.0 * stage.size))
         equal(part, torch.arange(2.0 * stage.rank, 2.0 * stage.rank + 2) * stage.size)
+        _one_to_all_and_back(stage)
         peer = (stage.rank + 1) % stage.size
         got = torch.empty(1)
         works = dist.batch_isend_irecv([
@@ -178,3 +179,28 @@ def what_is_no_sum_goes_over_gloo(stage: Stage) -> None:
         sharded = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
         for _ in range(300):  # with Python's lock held these calls end in a deadlock
             equal(sharded.full_tensor(), torch.arange(6.0))
+
+
+def _one_to_all_and_back(stage: Stage) -> None:
+    """gather, scatter, reduce and all_to_all, as tensors and as lists."""
+    rank, everyone = stage.rank, range(stage.size)
+    held = [torch.empty(2) for _ in everyone] if rank == 0 else None
+    dist.gather(torch.ones(2) * rank, held)
+    for number, tensor in enumerate(held or ()):
+        equal(tensor, torch.ones(2) * number)
+    dealt = torch.empty(2)
+    dist.scatter(dealt, [torch.ones(2) * number for number in everyone] if rank == 0 else None)
+    equal(dealt, torch.ones(2) * rank)
+    total = torch.ones(2) * rank
+    dist.reduce(total, 0)
+    if rank == 0:
+        equal(total, torch.ones(2) * sum(everyone))
+    parts = torch.empty(2)
+    dist.reduce_scatter(parts, [torch.ones(2) * (rank + number) for number in everyone])
+    equal(parts, torch.ones(2) * (sum(everyone) + stage.size * rank))
+    turned = torch.empty(stage.size)
+    dist.all_to_all_single(turned, torch.arange(float(stage.size)) + 10 * rank)
+    equal(turned, 10 * torch.arange(float(stage.size)) + rank)
+    swapped = [torch.empty(2) for _ in everyone]
+    dist.all_to_all(swapped, [torch.ones(2) * (10 * rank + number) for number in everyone])
+    equal(torch.stack(swapped)[:, 0], 10 * torch.arange(float(stage.size)) + rank)
