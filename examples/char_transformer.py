@@ -1,6 +1,6 @@
 """A small character transformer that learns to write Python from Python's own standard library.
 
-    gradsum launch --standalone -n 2 --servers 2 -- python examples/char_transformer.py --steps 60
+    gradsum launch --standalone --nproc-per-node 2 -- python examples/char_transformer.py --steps 60
 
 The text is on every machine that can run this script. Every rank reads windows at offsets of its
 own. Beside the averaged gradients this shows what real training loops do: a learning rate schedule

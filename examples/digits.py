@@ -1,7 +1,7 @@
 """Handwritten digits: a small CNN, trained by as many processes as you like.
 
     python examples/digits.py                                                        # one process
-    gradsum launch --standalone -n 2 --servers 2 -- python examples/digits.py --compare
+    gradsum launch --standalone --nproc-per-node 2 -- python examples/digits.py --compare
 
 Every worker computes the gradients of its own part of each batch; the servers add them up; every
 worker divides by the number of workers and takes the same optimizer step. So all workers hold the

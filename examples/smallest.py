@@ -1,7 +1,7 @@
 """The smallest distributed training script: a plain torch loop and five changed lines.
 
 python examples/smallest.py                                               # one process
-gradsum launch --standalone -n 2 -- python examples/smallest.py           # two
+gradsum launch --standalone --nproc-per-node 2 -- python examples/smallest.py           # two
 """
 
 import torch

@@ -50,7 +50,7 @@ PARTS_LATER: Final = {
 
 SHOWN: Final = {
     1: "c01_bfloat16_model_and_mean",
-    2: "c02_ranks_agree_about_skipping",
+    2: "c02_ranks_agree_about_skipping c02_ddp_ranks_agree_about_skipping",
     5: "c05_schedulers_accept_the_wrapped_optimizer",
     7: "c07_duplicate_rows_of_a_sparse_gradient",
     8: "c08_two_optimizers_with_the_same_names",
@@ -65,7 +65,8 @@ SHOWN: Final = {
     25: "c25_discarded_gradients_never_reach_an_update",
     26: "c26_optimizer_state",
     28: "c28_uneven_batches c28_a_rank_that_left_is_named "
-    "c28_three_ranks_join_one_after_the_other",
+    "c28_three_ranks_join_one_after_the_other c28_ddp_join_with_uneven_batches "
+    "c28_horovods_join_with_uneven_batches",
     29: "c29_accumulation_windows",
     32: "scheduler/test_registry.py::test_c32_a_mismatch_names_the_tensor_and_both_sides",
     34: "deploy/test_standalone.py::test_c34_a_signal_ends_everything "

@@ -53,7 +53,7 @@ def launch(
 
 def result_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """The one line of JSON that rank 0 printed, behind the launcher's prefix."""
-    lines = [line for line in done.stdout.splitlines() if "{" in line]
+    lines = [line for line in done.stdout.splitlines() if '{"' in line]
     assert len(lines) == 1, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(lines[0][lines[0].index("{") :])
     return found
