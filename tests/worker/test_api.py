@@ -52,9 +52,10 @@ def test_importing_loads_neither_torch_nor_zmq() -> None:
 def test_every_public_name_is_there_and_documented() -> None:
     names = [name for name in dir(gradsum) if not name.startswith("_")]
     assert {"init", "push_pull", "DistributedOptimizer", "Compression", "join"} <= set(names)
+    assert {"DistributedDataParallel", "CrossBarrier"} <= set(names)
     for name in gradsum._API:
         assert inspect.getdoc(getattr(gradsum, name)), name
-    for name in ("suspend", "resume", "DistributedDataParallel"):
+    for name in gradsum._LATER:
         with pytest.raises(AttributeError, match=f"gradsum.{name} is not built yet"):
             getattr(gradsum, name)
     with pytest.raises(AttributeError, match="no attribute 'push_pul'"):
