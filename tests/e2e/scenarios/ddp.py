@@ -192,6 +192,11 @@ def ddp_bf16_on_the_wire_and_two_models(stage: Stage) -> None:
     stage.same(*(p.grad for p in models[0].parameters() if p.grad is not None))
 
 
+KEPT: list[DistributedDataParallel] = []
+"""torch's join leaves a call under way when it ends by an error, and a Gloo group that is freed then
+waits with Python's lock held for its thread, which waits for the lock (torch 2.13)."""
+
+
 @scenario(ranks=(3,))
 def ddp_refusals_name_the_reason(stage: Stage) -> None:
     with gloo(stage):
@@ -202,6 +207,7 @@ def ddp_refusals_name_the_reason(stage: Stage) -> None:
             _refused(UsageError, "rank . of 2, gradsum has . of 3",
                      lambda: gradsum.torch.attach(alone))  # fmt: skip
         ddp = wrapped(mlp())
+        KEPT.append(ddp)
 
         def part() -> None:
             with ddp.join(divide_by_initial_world_size=False):
