@@ -98,7 +98,9 @@ runpy.run_path({script!r}, run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("workers, factor", [(2, "(1 + 2**-20)"), (3, "1.01")])
+@pytest.mark.parametrize(
+    "workers, factor", [(2, "(1 + 2**-20)"), pytest.param(3, "1.01", marks=pytest.mark.long)]
+)
 def test_digits_comparison_sees_a_wrong_gradient_of_one_rank(
     tmp_path: Path, workers: int, factor: str
 ) -> None:

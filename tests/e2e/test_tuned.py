@@ -16,7 +16,7 @@ from tests.e2e.daemons import OTHERS
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 1600
+STEPS = 800
 LIMIT = 120.0
 
 
