@@ -193,7 +193,7 @@ def ddp_bf16_on_the_wire_and_two_models(stage: Stage) -> None:
 
 
 KEPT: list[DistributedDataParallel] = []
-"""torch's join leaves a call under way when it ends by an error, and a Gloo group that is freed then
+"""torch's join leaves a call under way when it ends by an error; a Gloo group that is freed then
 waits with Python's lock held for its thread, which waits for the lock (torch 2.13)."""
 
 
