@@ -8,8 +8,8 @@ from typing import Final
 from tests.e2e.stage import Scenario
 
 KINDS: Final = (
-    "api_semantics", "backend", "config", "ddp", "dtypes", "lifecycle", "numerics", "ported",
-    "training",
+    "api_semantics", "backend", "config", "ddp", "dtypes", "habits", "lifecycle", "numerics",
+    "ported", "training",
 )  # fmt: skip
 
 
