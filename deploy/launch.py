@@ -78,6 +78,7 @@ class _Job:
         self._children: list[Child] = []
         self._failed: list[Child] = []  # in the order in which they were seen to fail
         self._signals: list[int] = []
+        self._answered = 0  # signals that are known to have been heard
         self._ending = False
 
     def run(self) -> int:
@@ -235,6 +236,7 @@ class _Job:
             self._tick()
         if self._signals:
             name = signal.Signals(self._signals[0]).name
+            self._answered = len(self._signals)  # before the note: what follows it counts
             self._console.note(f"{name}: ending the job (once more kills it)")
             return 128 + self._signals[0]
         if not self._failed:
@@ -245,7 +247,7 @@ class _Job:
 
     def _end(self) -> None:
         """End every process that is left, workers first; returns when none is."""
-        start, interrupts = time.monotonic(), len(self._signals)
+        start = time.monotonic()
         self._ending = True
         told: set[psutil.Process] = set()
         while (left := descendants()) or any(child.running for child in self._children):
@@ -254,7 +256,7 @@ class _Job:
                 pids = ", ".join(str(process.pid) for process in left)
                 self._console.note(f"could not end these processes: {pids}")
                 break
-            if late > 0 or len(self._signals) > interrupts:
+            if late > 0 or len(self._signals) > self._answered:
                 send(left, signal.SIGKILL)
             else:
                 turn = descendants(spared=self._running(daemons=True)) or left
