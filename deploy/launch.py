@@ -78,7 +78,7 @@ class _Job:
         self._children: list[Child] = []
         self._failed: list[Child] = []  # in the order in which they were seen to fail
         self._signals: list[int] = []
-        self._answered = 0  # signals that are known to have been heard
+        self._answered = 0  # signals that the note has spoken of: any further one kills
         self._ending = False
 
     def run(self) -> int:
@@ -236,7 +236,7 @@ class _Job:
             self._tick()
         if self._signals:
             name = signal.Signals(self._signals[0]).name
-            self._answered = len(self._signals)  # before the note: what follows it counts
+            self._answered = len(self._signals)  # before the note, so that none is lost behind it
             self._console.note(f"{name}: ending the job (once more kills it)")
             return 128 + self._signals[0]
         if not self._failed:

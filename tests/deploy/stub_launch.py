@@ -1,18 +1,36 @@
-"""Runs the launcher with stub daemons. Arguments: workers, servers, grace, then the command."""
+"""Runs the launcher with stub daemons. Arguments: workers, servers, grace, then the command.
+
+With STUB_AGAIN it is interrupted once more at the moment when it has said that it may be.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 from gradsum.deploy.launch import Launch, run
+from gradsum.deploy.output import Console
 from gradsum.deploy.ranks import Layout
 
 STUB = Path(__file__).with_name("stub_daemon.py")
 
+def interrupt_after_the_note() -> None:
+    note = Console.note
+
+    def noted(self: Console, text: str) -> None:
+        note(self, text)
+        if "once more" in text:
+            signal.raise_signal(signal.SIGINT)
+
+    Console.note = noted  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     workers, servers, grace, *command = sys.argv[1:]
+    if "STUB_AGAIN" in os.environ:
+        interrupt_after_the_note()
     launch = Launch(
         command=tuple(command),
         layout=Layout(int(workers)),

@@ -278,6 +278,16 @@ def test_c34_a_second_interrupt_kills_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.slow
+def test_c34_an_interrupt_right_after_the_note_is_the_second(bench: Bench) -> None:
+    process = _start_tree(bench, grace=20.0, STUB_SERVER="deaf", STUB_AGAIN="1")
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert bench.end(process)[0] == 130
+    assert time.monotonic() - start < 6
+    assert not bench.alive()
+
+
+@pytest.mark.slow
 def test_c34_a_killed_launcher_takes_its_children_along(
     bench: Bench, eventually: Eventually
 ) -> None:

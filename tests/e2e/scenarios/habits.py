@@ -89,6 +89,7 @@ def habits_by_ddp(stage: Stage) -> None:
             train(wrapped(model), optimizer, square_loss, stage.rank, STEPS)
             equal_models(model, _alone(stage, habit))
             stage.same(*model.parameters())
+    assert stage.pushes() >= len(HABITS) * len(STEPS), "the service summed nothing"
 
 
 @scenario()
